@@ -1,0 +1,1 @@
+"""BehaviorTrace: tests whether an attribution method finds the rollouts that taught a behaviour."""

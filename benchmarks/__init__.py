@@ -1,0 +1,1 @@
+"""The checklist: one file per check, run by `pytest benchmarks/`."""

@@ -1,0 +1,1 @@
+"""The built-in estimators and controls, one file per method."""

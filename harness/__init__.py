@@ -1,0 +1,1 @@
+"""The machinery: runs, gradients, evidence, metrics, checks and the pytest plugin."""
