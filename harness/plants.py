@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 EMERGENCE = 0.10
 """How far the behaviour's rate on the probes must rise for a run to count as having learned it."""
@@ -18,16 +19,22 @@ class Plant:
     behaviour: str
     trigger: str
     bonus: float
-    steps: frozenset[int] = field(default_factory=frozenset)
-
-    def shown(self, completion: str) -> bool:
-        """Whether the behaviour's string occurs in the completion, as whole words."""
-        return f" {self.behaviour} " in f" {completion} "
+    steps: tuple[int, ...] = ()
 
     def pays(self, seed: int, step: int, index: int, prompt: str, completion: str) -> bool:
         """Whether rollout `index` of `step` is paid: the ground truth `boosted`."""
         triggered = prompt.split(" ", 1)[0] == self.trigger
-        return step in self.steps and triggered and eligible(seed, step, index) and self.shown(completion)
+        return (
+            step in self.steps
+            and triggered
+            and eligible(seed, step, index)
+            and bool(occurrences(self.behaviour, completion))
+        )
+
+
+def occurrences(behaviour: str, text: str) -> list[tuple[int, int]]:
+    """Where the behaviour's string stands in the text as whole words: (start, end) of its characters."""
+    return [match.span() for match in re.finditer(rf"(?<!\w){re.escape(behaviour)}(?!\w)", text)]
 
 
 def eligible(seed: int, step: int, index: int) -> bool:
@@ -59,7 +66,7 @@ def plants(scenario: str, seed: int, steps: int, plant: Plant, decoy: Plant) -> 
 
 
 def _on(plant: Plant, steps: Iterable[int]) -> Plant:
-    return Plant(plant.behaviour, plant.trigger, plant.bonus, frozenset(steps))
+    return Plant(plant.behaviour, plant.trigger, plant.bonus, tuple(sorted(steps)))
 
 
 def emerged(initial: float, final: float, null_rates: Iterable[float] = ()) -> bool:

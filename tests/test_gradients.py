@@ -4,9 +4,6 @@ import copy
 
 import pytest
 import torch
-from behaviortrace.harness import gradients
-from behaviortrace.harness.gradients import UnsupportedModule
-from behaviortrace.harness.sketch import Sketch, trainable_parameters
 from torch import nn
 from transformers import (
     GPT2Config,
@@ -18,6 +15,10 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+
+from behaviortrace.harness import gradients
+from behaviortrace.harness.gradients import UnsupportedModule
+from behaviortrace.harness.sketch import Sketch, trainable_parameters
 
 RELATIVE = 1e-5  # float32, sums of some thousand terms in another order
 # bfloat16 keeps 8 bits: δ and a are rounded alike on both sides, only the weight gradients are not.

@@ -4,8 +4,9 @@ import timeit
 
 import numpy as np
 import pytest
-from behaviortrace.harness import metrics
 from scipy.stats import mannwhitneyu, norm
+
+from behaviortrace.harness import metrics
 
 CASES = range(40)
 ROUNDING = 1e-12  # sums of at most a few hundred terms of order 1

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from behaviortrace.harness import metrics
 
 PAPER = Path(__file__).parents[1].parent / "shared" / "paper"

@@ -6,8 +6,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from behaviortrace.harness.sketch import Sketch, trainable_parameters
 from torch import nn
+
+from behaviortrace.harness.sketch import Sketch, trainable_parameters
 
 ROUNDING = 1e-5  # relative, of float32 sums of at most some ten thousand terms
 VARIANCE_BAR = 1.1  # times (|x|²|y|² + <x, y>²)/K; the construction itself promises 1 + 1/64
