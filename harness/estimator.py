@@ -1,20 +1,21 @@
 """What an estimator is, and what can be wrong with one.
 
 Any object with a `name` and `score(evidence, target)` will do; nothing of ours needs to be imported. The
-other attributes are optional, and `trait` gives their defaults.
+other attributes are optional, and `trait` gives their defaults. NumPy is imported only to check scores: a
+pytest plugin, which loads everywhere, needs no more than names and errors.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from .evidence import Evidence, Target
 
-Floats = NDArray[np.float64]
+    Floats = NDArray[np.float64]
 
 
 @runtime_checkable
@@ -44,11 +45,16 @@ class UnknownEstimator(EstimatorError):  # noqa: N818 - it names what is wrong
     """No estimator has this name."""
 
 
+class DuplicateEstimator(EstimatorError):  # noqa: N818
+    """More than one distribution registers an estimator of this name."""
+
+
 class BrokenEstimator(EstimatorError):  # noqa: N818
     """It can't be imported, raised an exception, or gave something that is not N finite numbers."""
 
 
-DEFAULTS = {"readouts": ("step", "rollout"), "uses_target": True, "control": False}
+READOUTS = ("step", "rollout")
+DEFAULTS = {"readouts": READOUTS, "uses_target": True, "control": False}
 
 
 def trait(estimator: Estimator, name: str) -> Any:
@@ -71,6 +77,8 @@ def step_scores(estimator: Estimator, evidence: Evidence, target: Target) -> Flo
     Raises:
         BrokenEstimator: as `rollout_scores`.
     """
+    import numpy as np
+
     steps = len(evidence.config.learning_rates)
     if hasattr(estimator, "step_scores"):
         return _checked(estimator, "step_scores", steps, evidence, target)
@@ -80,6 +88,8 @@ def step_scores(estimator: Estimator, evidence: Evidence, target: Target) -> Flo
 
 
 def _checked(estimator: Estimator, method: str, length: int, evidence: Evidence, target: Target) -> Floats:
+    import numpy as np
+
     label = f"estimator {estimator.name!r}: {method}()"
     try:
         scores = np.asarray(getattr(estimator, method)(evidence, target))

@@ -47,7 +47,7 @@ SCENARIOS = ("window", "interleaved", "decoy", "null")
 
 
 def plants(scenario: str, seed: int, steps: int, plant: Plant, decoy: Plant) -> tuple[Plant, Plant]:
-    """The plant and the decoy of a run, each with the steps that pay it (DESIGN section 4).
+    """The plant and the decoy of a run, each with the steps that pay it.
 
     `window` pays the first fifth of the steps, `interleaved` a seeded random fifth, `decoy` pays the second
     behaviour on another random fifth, `null` pays nothing.

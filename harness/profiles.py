@@ -77,7 +77,7 @@ TINY = Profile(
     rate_probes=400,
     target_probes=128,
 )
-"""Some minutes on a laptop. Tuned on seeds 10 to 19 only (DESIGN section 4)."""
+"""Some minutes on a laptop. Tuned on seeds 10 to 19 only."""
 
 SMOKE = replace(
     TINY,

@@ -145,7 +145,7 @@ def open_target(evidence: Evidence, folder: Path, draw: int) -> Target:
     """One draw's in-context target, from the folder that `capture_target` filled."""
     place = folder / f"in-context-{draw}"
     sketches, norms = (np.load(place / f"{name}.npy", allow_pickle=False) for name in ("sketch", "norm"))
-    has = {c: i for i, c in enumerate(evidence.checkpoints) if np.isfinite(norms[i])}
+    has = {c: i for i, c in enumerate(evidence.checkpoints) if norms[i] > 0}
     return Target(
         kind="in-context",
         draw=draw,

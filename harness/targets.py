@@ -1,4 +1,4 @@
-"""Targets: gradients that stand for the behaviour at a checkpoint (DESIGN section 6)."""
+"""Targets: gradients that stand for the behaviour at a checkpoint."""
 
 from __future__ import annotations
 
