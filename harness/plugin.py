@@ -1,1 +1,138 @@
-"""pytest hooks."""
+"""The pytest plugin: hooks only.
+
+It loads in every pytest run of its environment: it imports nothing heavy, and does nothing until one of its
+options is given or one of its checks is collected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from .settings import Settings
+
+MARKER = "behaviortrace"
+PROPERTY = "behaviortrace"
+"""Under this name a test's user properties hold its result record: that survives pytest-xdist."""
+
+OPTIONS = {
+    "estimator": ("--estimator", "NAME[,NAME]", "estimators to judge (default: all)"),
+    "profile": ("--bt-profile", "NAME", "tiny (default), or smoke: seconds, and its verdicts mean nothing"),
+    "scenario": ("--bt-scenario", "NAME[,NAME]", "scenarios (default: window,decoy)"),
+    "seeds": ("--bt-seeds", "LIST", "training seeds, as 0,1,2 or 0-2 (default: 0,1,2)"),
+    "draws": ("--bt-draws", "N", "target draws per run (default: 5)"),
+    "cache": (
+        "--bt-cache-dir",
+        "DIR",
+        "where runs and gradients are kept (default: user's cache folder)",
+    ),
+    "results": ("--bt-results", "FILE", "write the results to FILE, as JSON"),
+}
+_SETTINGS = pytest.StashKey["Settings"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add our options, in a group of their own."""
+    group = parser.getgroup("behaviortrace", "behaviortrace: is this attribution method any good?")
+    for name, (option, metavar, text) in OPTIONS.items():
+        group.addoption(option, dest=f"behaviortrace_{name}", metavar=metavar, default=None, help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker; check our options if one was given."""
+    config.addinivalue_line("markers", f"{MARKER}(check): one item of behaviortrace's checklist, by its id")
+    config.pluginmanager.register(Verdicts(config), "behaviortrace-verdicts")
+    if _given(config):
+        settings_of(config)
+
+
+def _given(config: pytest.Config) -> dict[str, str]:
+    values = {name: config.getoption(f"behaviortrace_{name}") for name in OPTIONS}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def settings_of(config: pytest.Config) -> Settings:
+    """The session's settings. Raises UsageError, which ends pytest with exit code 4."""
+    if _SETTINGS not in config.stash:
+        from .settings import SettingsError, parse
+
+        try:
+            config.stash[_SETTINGS] = parse(**_given(config))
+        except SettingsError as error:
+            raise pytest.UsageError(str(error)) from error
+    return config.stash[_SETTINGS]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test of a check per estimator, scenario and readout."""
+    marker = metafunc.definition.get_closest_marker(MARKER)
+    if marker is None:
+        return
+    from .checklist import CHECKS
+    from .settings import cells
+
+    (check,) = marker.args
+    params = [
+        pytest.param((check, *cell), id="-".join(cell))
+        for cell in cells(settings_of(metafunc.config), CHECKS[check].readouts)
+    ]
+    metafunc.parametrize("cell", params, indirect=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A verdict is one sentence: no traceback through our own assertion."""
+    report = yield
+    if report.failed and call.when == "call" and item.get_closest_marker(MARKER):
+        record = dict(item.user_properties).get(PROPERTY)
+        if isinstance(record, dict) and call.excinfo and call.excinfo.errisinstance(AssertionError):
+            report.longrepr = record["statement"]
+    return report
+
+
+class Verdicts:
+    """Collects the result records of the session, prints the table, writes the results file."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.records: dict[str, dict[str, Any]] = {}
+
+    @property
+    def silent(self) -> bool:
+        """Nothing was judged, or this is a worker of pytest-xdist, whose records the controller gets."""
+        return not self.records or hasattr(self.config, "workerinput")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take the record off a test's report."""
+        for name, record in report.user_properties:
+            if name == PROPERTY and isinstance(record, dict):
+                self.records[report.nodeid] = record
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_terminal_summary(self, terminalreporter: Any) -> Generator[None]:
+        """Print the table below everything else: it is the report."""
+        yield
+        if self.silent:
+            return
+        from . import report
+
+        terminalreporter.section("behaviortrace")
+        encoding = getattr(terminalreporter._tw._file, "encoding", None) or "ascii"
+        table = report.table(list(self.records.values()), settings_of(self.config))
+        terminalreporter.write_line(report.encodable(table, encoding))
+
+    def pytest_sessionfinish(self) -> None:
+        """Write the results file."""
+        if self.silent:
+            return
+        settings = settings_of(self.config)
+        if settings.results is not None:
+            from . import results
+
+            records = list(self.records.values())
+            results.write(settings.results, records, results.environment(), settings.config)

@@ -21,6 +21,14 @@ from filelock import FileLock
 from .cache import Cache
 from .profiles import PROFILES, Profile
 
+STAGES = {
+    "warm start": (0.0, 0.0),
+    "training": (0.0, 0.35),
+    "gradients": (0.35, 0.6),
+    "targets": (0.95, 0.05),
+}
+"""Where each stage of a job begins, and its share of the job's time, as measured on the tiny profile."""
+
 
 class PrepareError(RuntimeError):
     """A run could not be made; one sentence says which and why."""
@@ -47,6 +55,12 @@ class Progress:
     job: str
     stage: str
     fraction: float
+
+    @property
+    def done(self) -> float:
+        """Of the whole job, in [0, 1]."""
+        start, share = STAGES[self.stage]
+        return start + share * min(self.fraction, 1.0)
 
 
 def prepare(

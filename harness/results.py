@@ -37,6 +37,11 @@ class Result:
     """Further numbers by name, each a float or a list of floats."""
     seconds: float | None = None
 
+    @property
+    def passed(self) -> bool:
+        """Whether what the check asks was established."""
+        return self.verdict == "pass"
+
     def record(self) -> dict[str, Any]:
         """As plain types, for JSON and for pytest's user_properties."""
         return asdict(self)

@@ -1,0 +1,143 @@
+"""What a benchmark session was asked for: the command line, checked, in one record.
+
+Nothing here imports numpy or torch.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_cache_path
+
+from . import registry
+from .estimator import EstimatorError
+from .plants import SCENARIOS
+from .profiles import PROFILES, Profile
+
+
+class SettingsError(ValueError):
+    """An option has a value that makes no sense; one sentence says which values do."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One session's choices."""
+
+    estimators: tuple[str, ...]
+    profile: Profile
+    scenarios: tuple[str, ...]
+    seeds: tuple[int, ...]
+    draws: int
+    cache: Path
+    results: Path | None
+
+    @property
+    def title(self) -> str:
+        """For a heading."""
+        seeds = ", ".join(map(str, self.seeds))
+        return f"profile {self.profile.name}, seeds {seeds}, {self.draws} target draws"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """For the results file, as plain types; without folders, which are the machine's."""
+        chosen = asdict(self)
+        return {name: chosen[name] for name in ("estimators", "scenarios", "seeds", "draws", "profile")}
+
+
+def parse(
+    *,
+    estimator: str | None = None,
+    profile: str = "tiny",
+    scenario: str = "window,decoy",
+    seeds: str = "0,1,2",
+    draws: str = "5",
+    cache: str | None = None,
+    results: str | None = None,
+) -> Settings:
+    """Settings from the options' text; None takes the default. Raises SettingsError."""
+    try:
+        estimators = registry.names() if estimator is None else registry.resolve(estimator)
+    except EstimatorError as error:
+        raise SettingsError(f"--estimator: {error}") from error
+    if results is not None and not Path(results).absolute().parent.is_dir():
+        raise SettingsError(f"--bt-results: the folder of {results} does not exist")
+    if results is not None and Path(results).is_dir():
+        raise SettingsError(f"--bt-results: {results} is a folder, a file is needed")
+    return Settings(
+        estimators=tuple(estimators),
+        profile=PROFILES[_known("--bt-profile", profile.strip(), PROFILES)],
+        scenarios=tuple(
+            _known("--bt-scenario", name, SCENARIOS) for name in _split("--bt-scenario", scenario)
+        ),
+        seeds=_seeds(seeds),
+        draws=_integer("--bt-draws", draws, least=1),
+        cache=user_cache_path("behaviortrace") if cache is None else _writable(Path(cache).expanduser()),
+        results=None if results is None else Path(results).absolute(),
+    )
+
+
+def _split(option: str, text: str) -> list[str]:
+    names = list(dict.fromkeys(name for part in text.split(",") if (name := part.strip())))
+    if not names:
+        raise SettingsError(f"{option}: {text!r} names nothing")
+    return names
+
+
+def _known(option: str, name: str, valid: Iterable[str]) -> str:
+    if name in (names := list(valid)):
+        return name
+    close = get_close_matches(name.lower(), names, n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    raise SettingsError(f"{option}: {name!r} is not one of {', '.join(names)}.{hint}")
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    seeds: list[int] = []
+    for part in _split("--bt-seeds", text):
+        first, dash, last = part.partition("-")
+        if dash and first:
+            low, high = (_integer("--bt-seeds", bound, least=0) for bound in (first, last))
+            if high < low:
+                raise SettingsError(f"--bt-seeds: the range {part} is empty")
+            seeds += range(low, high + 1)
+        else:
+            seeds.append(_integer("--bt-seeds", part, least=0))
+    return tuple(dict.fromkeys(seeds))
+
+
+def _integer(option: str, text: str, least: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        example = "such as 0,1,2 or 0-2" if option == "--bt-seeds" else "such as 5"
+        raise SettingsError(f"{option}: {text!r} is not an integer of at least {least}, {example}")
+    return value
+
+
+def _writable(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise SettingsError(f"--bt-cache-dir: {folder} can't be written to: {reason}") from error
+    return folder.absolute()
+
+
+def cells(settings: Settings, readouts: Sequence[str]) -> list[tuple[str, str, str]]:
+    """(estimator, scenario, readout) of everything that a check with these readouts is asked about."""
+    return [
+        (estimator, scenario, readout)
+        for estimator in settings.estimators
+        for scenario in settings.scenarios
+        for readout in readouts
+    ]
