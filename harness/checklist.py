@@ -21,7 +21,16 @@ import numpy as np
 
 from . import metrics
 from .results import Result, Verdict
-from .statistics import Statistic, auc, lift, residual, score_rows, shows_behaviour, was_boosted
+from .statistics import (
+    Statistic,
+    auc,
+    lift,
+    planted_share,
+    residual,
+    score_rows,
+    shows_behaviour,
+    was_boosted,
+)
 from .trials import Floats, Trial
 
 NARROW_AUC, NARROW_LIFT = 0.15, 1.0
@@ -64,11 +73,12 @@ class Case:
 
 
 class Finding(NamedTuple):
-    """What a judge gives: its conditions, and figures for the reader that gate nothing."""
+    """What a judge gives: its conditions, and figures and words for the reader that gate nothing."""
 
     parts: list[Part]
-    label: str | None
+    label: str
     detail: dict[str, Any]
+    remark: str = ""
 
 
 @dataclass(frozen=True)
@@ -105,7 +115,8 @@ def judge(check: Check, case: Case) -> Result:
         return replace(result, verdict="inconclusive", statement=result.statement + words)
     finding = check.judge(case)
     worst = min(finding.parts, key=_severity)
-    verdict, words = worst.verdict, "; ".join(part.words for part in finding.parts)
+    verdict = worst.verdict
+    words = "; ".join([part.words for part in finding.parts] + ([finding.remark] if finding.remark else []))
     silent = [trial for trial in case.trials if not trial.emerged]
     if silent:
         verdict = "inconclusive"
@@ -201,16 +212,16 @@ def _beats_gradient_norm(case: Case) -> Finding:
             )
             for other, bar in bars.items()
         ]
-        share = [
-            np.mean([metrics.planted_share(row, trial.planted) for row in score_rows(trial, name, "step")])
-            for trial in trials
-        ]
-        detail = {
+        share, its_share = (planted_share(trials, subject) for subject in (name, "gradient-norm"))
+        detail: dict[str, Any] = {
             "lift": _figure(own),
             "lift_per_seed": own.seeds.tolist(),
-            "planted_share": float(np.mean(share)),
+            "planted_share": _figure(share),
         }
-        return Finding(parts, "boosted", detail | {f"lift of {bar}": _figure(s) for bar, s in bars.items()})
+        detail |= {f"lift of {bar}": _figure(statistic) for bar, statistic in bars.items()}
+        percent = (f"{statistic.seeds.mean():.0%}" for statistic in (share, its_share))
+        remark = "it finds {} of the steps that pay, gradient-norm {}".format(*percent)
+        return Finding(parts, "boosted", detail, remark)
     own, bar = auc(trials, name), auc(trials, "gradient-norm")
     words = f"AUC {own.seeds.mean():.2f} minus gradient-norm's {bar.seeds.mean():.2f} is"
     labels = {
@@ -219,6 +230,7 @@ def _beats_gradient_norm(case: Case) -> Finding:
         "auc_planted": auc(trials, name, positive=was_boosted),
     }
     detail = {key: _figure(statistic) for key, statistic in labels.items()}
+    detail["auc_behaviour_per_seed"] = own.seeds.tolist()
     return Finding([beyond(own.minus(bar), 0.0, NARROW_AUC, words, trials, pairs=True)], "behaviour", detail)
 
 

@@ -69,6 +69,17 @@ def lift(trials: Sequence[Trial], name: str) -> Statistic:
     return over_draws(trials, figures)
 
 
+def planted_share(trials: Sequence[Trial], name: str) -> Statistic:
+    """Share of the P steps that pay which are among the P best-scored steps, in [0, 1]; chance is P/S."""
+
+    def figures(trial: Trial) -> Draws:
+        for row in score_rows(trial, name, "step"):
+            drawn = metrics.planted_share(row, trial.planted, trial.step_weights)
+            yield metrics.planted_share(row, trial.planted), drawn, float(trial.planted.sum())
+
+    return over_draws(trials, figures)
+
+
 Transform = Callable[[Floats, Trial], Floats]
 
 
