@@ -365,7 +365,7 @@ def _quiet(scratch: str) -> dict[str, Any]:
         "output_dir": scratch,
         "use_cpu": True,
         "bf16": False,
-        "gradient_checkpointing": False,
+        "activation_checkpointing": False,
         "save_strategy": "no",
         "report_to": "none",
         "logging_steps": 1,
