@@ -74,14 +74,16 @@ def save_weights(model: torch.nn.Module, file: Path) -> None:
 
 def load(folder: Path, weights: Path) -> tuple[Any, Any]:
     """The policy that `describe` and `save_weights` wrote, in eval mode, and its tokenizer."""
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.from_pretrained(folder, local_files_only=True), dtype=torch.float32
+    )
     stored = load_file(weights)
     expected = {name for name, _ in model.named_parameters()}
     if stored.keys() != expected:
         odd = ", ".join(sorted(stored.keys() ^ expected))
         raise ValueError(f"{weights} and {folder} disagree about the parameters {odd}: not of one run")
     model.load_state_dict(stored, strict=False)
-    return model.eval(), AutoTokenizer.from_pretrained(folder / "tokenizer")
+    return model.eval(), AutoTokenizer.from_pretrained(folder / "tokenizer", local_files_only=True)
 
 
 def sample(model: Any, tokenizer: Any, prompts: Sequence[str], tokens: int, seed: int) -> list[list[int]]:

@@ -1,0 +1,137 @@
+"""Worker processes and the cache: made once, made whole, and a failure is one sentence."""
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from behaviortrace.harness import prepare, profiles, run
+from behaviortrace.harness.cache import Cache
+from behaviortrace.harness.prepare import PrepareError, Progress
+
+SMOKE = profiles.PROFILES["smoke"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A cache with one run and two draws, made in this process."""
+    root = tmp_path_factory.mktemp("cache")
+    Cache(root, SMOKE).make("window", 0, draws=2)
+    return root
+
+
+def no_process(*_, **__):
+    raise AssertionError("a process was started")
+
+
+def test_nothing_to_do_starts_no_process(root, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", no_process)
+    prepare.prepare(SMOKE, [("window", 0)], 2, root)
+    prepare.prepare(SMOKE, [("window", 0)], 1, root)
+    with pytest.raises(AssertionError, match="a process was started"):
+        prepare.prepare(SMOKE, [("window", 0)], 3, root)
+
+
+def test_workers_make_what_this_process_makes(root, tmp_path):
+    seen = []
+    prepare.prepare(SMOKE, [("window", 0)], 2, tmp_path, seen.append)
+    here, there = (Cache(folder, SMOKE).run("window", 0) for folder in (root, tmp_path))
+    assert here.manifest == there.manifest
+    gradients = [Cache(folder, SMOKE).gradient_folder("window", 0) for folder in (root, tmp_path)]
+    files = [sorted(path.relative_to(g) for path in g.rglob("*.npy")) for g in gradients]
+    assert files[0] == files[1]
+    for name in files[0]:
+        assert (gradients[0] / name).read_bytes() == (gradients[1] / name).read_bytes(), name
+    assert seen[0].stage == "warm start"
+    assert {progress.stage for progress in seen} == set(prepare.STAGES)
+    done = [progress.done for progress in seen]
+    assert done == sorted(done)
+    assert 0.0 <= min(done) <= max(done) <= 1.0
+
+
+def test_a_new_draw_keeps_what_was_there(root, tmp_path):
+    copy = shutil.copytree(root, tmp_path / "cache")
+    cache = Cache(copy, SMOKE)
+    before = {path: path.stat().st_mtime_ns for path in cache.gradient_folder("window", 0).rglob("*.npy")}
+    assert not cache.complete("window", 0, draws=3)
+    cache.make("window", 0, draws=3)
+    assert cache.complete("window", 0, draws=3)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_a_failing_worker_gives_one_sentence_and_loses_nothing(root, tmp_path):
+    copy = shutil.copytree(root, tmp_path / "cache")
+    base = next((copy / "base").iterdir())
+    (base / "policy.safetensors").write_bytes(b"garbage")
+    with pytest.raises(
+        PrepareError, match=r"^decoy seed 0 could not be made: \w+: .*details are in"
+    ) as caught:
+        prepare.prepare(SMOKE, [("window", 0), ("decoy", 0)], 2, copy)
+    assert "\n" not in str(caught.value)
+    cache = Cache(copy, SMOKE)
+    assert cache.complete("window", 0, 2)
+    assert not cache.complete("decoy", 0, 2)
+    assert [path.name for path in (copy / "runs").iterdir()] == [cache.run_folder("window", 0).name]
+    (log,) = copy.glob("*.log")
+    assert "Traceback" in log.read_text()
+
+
+def test_a_dying_worker_gives_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", shutil.which("true"))
+    with pytest.raises(PrepareError, match="window seed 0 could not be made: the worker process died"):
+        prepare.prepare(SMOKE, [("window", 0)], 1, tmp_path)
+
+
+def test_an_interruption_leaves_nothing_half_made(tmp_path):
+    """The worker is killed while it trains; what it has begun is not taken for a run."""
+    job = json.dumps({"scenario": "window", "seed": 0, "draws": 1})
+    command = [sys.executable, "-W", "ignore", "-m", "behaviortrace.harness.prepare", "smoke", str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
+        print(job, file=worker.stdin, flush=True)
+        for line in worker.stdout:
+            if json.loads(line)["stage"] == "training":
+                worker.kill()
+                break
+    cache = Cache(tmp_path, SMOKE)
+    assert not cache.run_folder("window", 0).exists()
+    cache.make("window", 0, draws=1)
+    assert cache.complete("window", 0, draws=1)
+
+
+def test_two_makers_of_one_run_train_it_once(tmp_path, monkeypatch):
+    trained = []
+    published = run.published
+
+    def counted(folder):
+        trained.append(folder.name)
+        return published(folder)
+
+    monkeypatch.setattr(run, "published", counted)
+    caches = [Cache(tmp_path, SMOKE) for _ in range(2)]
+    threads = [threading.Thread(target=cache.make, args=("window", 0, 1)) for cache in caches]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(trained) == len(set(trained)) == 2  # the warm start and the run
+
+
+def test_code_profile_and_versions_decide_the_place(root, monkeypatch):
+    from dataclasses import replace
+
+    place = Cache(root, SMOKE).run_folder("window", 0)
+    assert Cache(root, SMOKE).run_folder("window", 0) == place
+    assert Cache(root, replace(SMOKE, learning_rate=1e-3)).run_folder("window", 0) != place
+    monkeypatch.setattr(run, "versions", lambda: {"torch": "0"})
+    assert Cache(root, SMOKE).run_folder("window", 0) != place
+    monkeypatch.undo()
+    monkeypatch.setattr("behaviortrace.harness.cache._source_hash", lambda file: "changed")
+    assert Cache(root, SMOKE).run_folder("window", 0) != place
+
+
+def test_progress_adds_up():
+    assert sum(share for _, share in prepare.STAGES.values()) == pytest.approx(1.0)
+    assert Progress("job", "targets", 1.0).done == pytest.approx(1.0)
