@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -91,16 +92,32 @@ def prepare(
         todo = missing()
         for job in todo:
             jobs.put(job)
-        workers = min(len(todo), len(os.sched_getaffinity(0)))
-        if workers:
-            with ThreadPoolExecutor(workers) as pool:
-                list(pool.map(lambda _: _hand_out(jobs, profile, root, on_progress), range(workers)))
+        workers: list[subprocess.Popen[str]] = []
+        with ThreadPoolExecutor(_cores()) as pool:
+            hands = range(min(len(todo), _cores()))
+            try:
+                list(pool.map(lambda _: _hand_out(jobs, profile, root, on_progress, workers), hands))
+            except BaseException:  # an interruption must not wait for the other workers
+                for worker in workers:
+                    worker.kill()
+                raise
+
+
+def _cores() -> int:
+    """Those that this process may use, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _hand_out(
-    jobs: queue.SimpleQueue[Job], profile: Profile, root: Path, on_progress: Callable[[Progress], None]
+    jobs: queue.SimpleQueue[Job],
+    profile: Profile,
+    root: Path,
+    on_progress: Callable[[Progress], None],
+    workers: list[subprocess.Popen[str]],
 ) -> None:
+    """Start a worker, note it in `workers`, and give it jobs until none is left."""
     command = [sys.executable, "-W", "ignore", "-m", __spec__.name, profile.name, str(root)]
+    settings = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     log = root / f"worker-{os.getpid()}.log"
     with (
         log.open("a", encoding="utf-8") as stderr,
@@ -110,26 +127,21 @@ def _hand_out(
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
-            env={
-                **os.environ,
-                "OMP_NUM_THREADS": "1",
-                "HF_HUB_OFFLINE": "1",
-                "TOKENIZERS_PARALLELISM": "false",
-            },
+            env={**os.environ, **settings},
         ) as worker,
     ):
+        workers.append(worker)
         assert worker.stdin is not None
         assert worker.stdout is not None
-        try:
-            while not jobs.empty():
+        while not jobs.empty():
+            try:
                 job = jobs.get_nowait()
-                print(json.dumps(asdict(job)), file=worker.stdin, flush=True)
-                _follow(worker.stdout, job, log, on_progress)
-        except queue.Empty:  # another thread took the last one
-            pass
-        except BaseException:
-            worker.kill()
-            raise
+            except queue.Empty:  # another thread took the last one
+                return
+            # A dead worker shows when we read from it. Not buffered, so that closing has nothing to send.
+            with suppress(BrokenPipeError):
+                os.write(worker.stdin.fileno(), f"{json.dumps(asdict(job))}\n".encode())
+            _follow(worker.stdout, job, log, on_progress)
 
 
 def _follow(answers: Iterable[str], job: Job, log: Path, on_progress: Callable[[Progress], None]) -> None:

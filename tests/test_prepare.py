@@ -5,6 +5,8 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
+from dataclasses import asdict
 
 import pytest
 
@@ -79,8 +81,11 @@ def test_a_failing_worker_gives_one_sentence_and_loses_nothing(root, tmp_path):
     assert "Traceback" in log.read_text()
 
 
-def test_a_dying_worker_gives_one_sentence(tmp_path, monkeypatch):
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_dying_worker_gives_one_sentence(tmp_path, monkeypatch, slow):
     monkeypatch.setattr(sys, "executable", shutil.which("true"))
+    if slow:  # it is dead before it gets its job
+        monkeypatch.setattr(prepare, "asdict", lambda job: time.sleep(0.5) or asdict(job))
     with pytest.raises(PrepareError, match="window seed 0 could not be made: the worker process died"):
         prepare.prepare(SMOKE, [("window", 0)], 1, tmp_path)
 
