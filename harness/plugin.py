@@ -6,6 +6,7 @@ options is given or one of its checks is collected.
 
 from __future__ import annotations
 
+from argparse import ArgumentError
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
@@ -31,14 +32,32 @@ OPTIONS = {
     ),
     "results": ("--bt-results", "FILE", "write the results to FILE, as JSON"),
 }
+UNPREFIXED = "estimator"
+"""The option whose name another project's conftest.py may want as well."""
 _SETTINGS = pytest.StashKey["Settings"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add our options, in a group of their own."""
+    """Add our options, in a group of their own; `--estimator` follows."""
+    for name in OPTIONS:
+        if name != UNPREFIXED:
+            _add(name, parser)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests(parser: pytest.Parser) -> Generator[None]:
+    """Add `--estimator` once conftest.py files had their turn: where one of them has it, it is theirs."""
+    yield
+    try:
+        _add(UNPREFIXED, parser)
+    except ArgumentError:
+        return
+
+
+def _add(name: str, parser: pytest.Parser) -> None:
+    option, metavar, text = OPTIONS[name]
     group = parser.getgroup("behaviortrace", "behaviortrace: is this attribution method any good?")
-    for name, (option, metavar, text) in OPTIONS.items():
-        group.addoption(option, dest=f"behaviortrace_{name}", metavar=metavar, default=None, help=text)
+    group.addoption(option, dest=f"behaviortrace_{name}", metavar=metavar, default=None, help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -50,7 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _given(config: pytest.Config) -> dict[str, str]:
-    values = {name: config.getoption(f"behaviortrace_{name}") for name in OPTIONS}
+    values = {name: config.getoption(f"behaviortrace_{name}", None) for name in OPTIONS}
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -74,10 +93,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     from .checklist import CHECKS
     from .settings import cells
 
-    (check,) = marker.args
+    check = CHECKS.get(marker.args[0]) if len(marker.args) == 1 else None
+    if check is None:
+        raise pytest.Collector.CollectError(
+            f"{metafunc.definition.nodeid}: marker {MARKER} needs the id of one check, of {', '.join(CHECKS)}"
+        )
     params = [
-        pytest.param((check, *cell), id="-".join(cell))
-        for cell in cells(settings_of(metafunc.config), CHECKS[check].readouts)
+        pytest.param((check.id, *cell), id="-".join(cell))
+        for cell in cells(settings_of(metafunc.config), check.readouts)
     ]
     metafunc.parametrize("cell", params, indirect=True)
 
@@ -126,8 +149,10 @@ class Verdicts:
         table = report.table(list(self.records.values()), settings_of(self.config))
         terminalreporter.write_line(report.encodable(table, encoding))
 
-    def pytest_sessionfinish(self) -> None:
-        """Write the results file."""
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self) -> Generator[None]:
+        """Write the results file; last, so that a full disk does not cost the table."""
+        yield
         if self.silent:
             return
         settings = settings_of(self.config)
@@ -135,4 +160,7 @@ class Verdicts:
             from . import results
 
             records = list(self.records.values())
-            results.write(settings.results, records, results.environment(), settings.config)
+            try:
+                results.write(settings.results, records, results.environment(), settings.config)
+            except OSError as error:
+                pytest.exit(f"behaviortrace: the results were not written: {error}", returncode=2)

@@ -69,6 +69,8 @@ def parse(
         raise SettingsError(f"--bt-results: the folder of {results} does not exist")
     if results is not None and Path(results).is_dir():
         raise SettingsError(f"--bt-results: {results} is a folder, a file is needed")
+    if results is not None:
+        _writable("--bt-results", Path(results).absolute().parent)
     return Settings(
         estimators=tuple(estimators),
         profile=PROFILES[_known("--bt-profile", profile.strip(), PROFILES)],
@@ -77,7 +79,9 @@ def parse(
         ),
         seeds=_seeds(seeds),
         draws=_integer("--bt-draws", draws, least=1),
-        cache=user_cache_path("behaviortrace") if cache is None else _writable(Path(cache).expanduser()),
+        cache=user_cache_path("behaviortrace")
+        if cache is None
+        else _writable("--bt-cache-dir", Path(cache).expanduser()),
         results=None if results is None else Path(results).absolute(),
     )
 
@@ -122,14 +126,14 @@ def _integer(option: str, text: str, least: int) -> int:
     return value
 
 
-def _writable(folder: Path) -> Path:
+def _writable(option: str, folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
-        raise SettingsError(f"--bt-cache-dir: {folder} can't be written to: {reason}") from error
+        raise SettingsError(f"{option}: {folder} can't be written to: {reason}") from error
     return folder.absolute()
 
 

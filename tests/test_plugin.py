@@ -208,6 +208,7 @@ def test_an_estimator_of_another_package_is_judged(first, smoke, plugin, tmp_pat
         ("--bt-draws=0", "--bt-draws: '0' is not an integer of at least 1"),
         ("--bt-cache-dir=README.md/below", "README.md/below can't be written to"),
         ("--bt-results=no/such/folder.json", "the folder of no/such/folder.json does not exist"),
+        ("--bt-results=/dev/fd/results.json", "--bt-results: /dev/fd can't be written to"),
     ],
 )
 def test_a_bad_option_ends_with_a_usage_error_and_one_sentence(option, sentence):
@@ -217,13 +218,13 @@ def test_a_bad_option_ends_with_a_usage_error_and_one_sentence(option, sentence)
     assert "Traceback" not in output
 
 
-def test_a_damaged_run_ends_the_session_with_one_sentence(first, cache, tmp_path):
+@pytest.mark.parametrize("workers", [(), ("-n2",)])
+def test_a_damaged_run_ends_the_session_with_one_sentence(first, cache, tmp_path, workers):
     damaged = shutil.copytree(cache, tmp_path / "cache")
     file = next((damaged / "runs").glob("decoy-0-*")) / "rollouts.parquet"
     file.write_bytes(file.read_bytes()[:-1] + b"x")
-    code, output = run(
-        "benchmarks/", "--bt-profile=smoke", f"--bt-cache-dir={damaged}", "--estimator=gas", "--bt-seeds=0,1"
-    )
+    options = ("--bt-profile=smoke", f"--bt-cache-dir={damaged}", "--estimator=gas", "--bt-seeds=0,1")
+    code, output = run("benchmarks/", *options, *workers)
     assert code not in (0, 1)  # 1 is a failed verdict, a finding
     assert "is damaged, rollouts.parquet differs" in output
     assert "delete the folder to make it anew" in output

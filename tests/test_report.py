@@ -31,6 +31,16 @@ def test_methods_come_first_and_controls_under_a_line_of_their_own():
     assert all(registry.is_control(line.split()[0]) for line in below)
 
 
+def test_every_number_stands_in_its_row_and_column():
+    numbered = [record | {"value": i / 100} for i, record in enumerate(records())]
+    value = {(r["estimator"], r["scenario"], r["check"], r["readout"]): r["value"] for r in numbered}
+    columns = [(check.id, readout) for check in CHECKS.values() for readout in check.readouts]
+    rows = [line.split() for line in report.table(numbered[::-1], SETTINGS).splitlines() if "✓ +" in line]
+    assert len(rows) == 2 * len(registry.names())
+    for estimator, scenario, *shown in rows:
+        assert shown[1::2] == [f"{value[estimator, scenario, *column]:+.2f}" for column in columns]
+
+
 def test_the_widest_table_fits():
     assert max(map(len, report.table(records(), SETTINGS).splitlines())) <= WIDTH
 
