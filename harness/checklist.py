@@ -160,10 +160,13 @@ def beyond(
     """Whether a statistic lies above its bar, by the rule at the top of this module."""
     value, low, high = interval = statistic.interval
     below = [trial.seed for trial, v in zip(trials, statistic.seeds, strict=True) if not v > bar]
+    empty = [trial.seed for trial, v in zip(trials, statistic.seeds, strict=True) if np.isnan(v)]
     text = f"{what} {_signed(value, bar)} [{_signed(low, bar)}, {_signed(high, bar)}]"
     verdict: Verdict = "inconclusive"
     if pairs and not statistic.n >= MIN_PAIRS:
         words = f"{text} rests on {statistic.n:.0f} pairs per seed, fewer than {MIN_PAIRS}"
+    elif empty:
+        words = f"{text} can't be formed: no pairs on seed {', '.join(map(str, empty))}"
     elif low > bar and not below:
         verdict, words = "pass", f"{text} is above {bar:g}{' on every seed' if len(trials) > 1 else ''}"
     elif low > bar:
@@ -245,13 +248,16 @@ def _beats_fluency(case: Case) -> Finding:
     ]
     matched = auc(trials, name, width=0.10)
     detail = {"auc": _figure(own), "auc_residualised": _figure(without), "auc_matched": _figure(matched)}
-    if matched.n >= MIN_PAIRS:
+    remark = ""
+    if matched.n < MIN_PAIRS:
+        remark = f"too few pairs of equal fluency to count ({matched.n:.0f} per seed)"
+    elif np.isfinite(matched.seeds).all():
         value = float(matched.seeds.mean())
         agrees = (value > CHANCE) == (own.seeds.mean() > CHANCE)
         words = f"pairs of equal fluency {'agree' if agrees else 'disagree'} (AUC {value:.2f})"
         verdict: Verdict = "pass" if agrees else "fail"
         parts.append(Part(verdict, words, matched.interval, CHANCE, matched.seeds, matched.n))
-    return Finding(parts, "behaviour", detail | {"matched_pairs": matched.n})
+    return Finding(parts, "behaviour", detail | {"matched_pairs": matched.n}, remark)
 
 
 def _stable_across_seeds(case: Case) -> Finding:
@@ -262,13 +268,14 @@ def _stable_across_seeds(case: Case) -> Finding:
         part = beyond(one, CHANCE, NARROW_AUC, f"seed {trial.seed}: AUC without fluency", [trial], pairs=True)
         parts.append(part)
     values = np.array([part.interval.value for part in parts])
-    lowest = parts[int(np.nanargmin(values))] if np.isfinite(values).any() else parts[0]
-    spread = float(values.max() - values.min())
     parts = [part._replace(seeds=values) for part in parts]
-    parts.append(_spread(spread, SEED_RANGE, "seeds", lowest._replace(seeds=values)))
-    return Finding(
-        parts, "behaviour", {"auc_residualised_per_seed": values.tolist(), "range": _number(spread)}
-    )
+    detail: dict[str, Any] = {"auc_residualised_per_seed": values.tolist(), "range": None}
+    # A range over estimates that rest on few pairs would be their noise.
+    firm = sorted((part for part in parts if part.n >= MIN_PAIRS), key=lambda part: part.interval.value)
+    if len(firm) > 1:
+        detail["range"] = firm[-1].interval.value - firm[0].interval.value
+        parts.append(_spread(detail["range"], SEED_RANGE, "seeds", firm[0]))
+    return Finding(parts, "behaviour", detail)
 
 
 def _stable_across_draws(case: Case) -> Finding:
@@ -292,7 +299,10 @@ def _stable_across_draws(case: Case) -> Finding:
         parts.append(Part(verdict, words, weakest, CHANCE, np.array([]), pairs))
     seeds = np.array([part.interval.value for part in parts])
     parts = [part._replace(seeds=seeds) for part in parts]
-    parts.append(_spread(max(ranges), DRAW_RANGE, "draws", parts[int(np.argmax(ranges))]))
+    firm = [(spread, i) for i, spread in enumerate(ranges) if parts[i].n >= MIN_PAIRS]
+    if firm:
+        spread, widest = max(firm)
+        parts.append(_spread(spread, DRAW_RANGE, "draws", parts[widest]))
     return Finding(parts, "behaviour", {"range_over_draws": ranges})
 
 

@@ -288,3 +288,47 @@ def test_a_run_that_did_not_emerge_establishes_nothing(trials, check, readout):
     assert result.verdict == "inconclusive"
     assert "seed 2 0.12 to 0.15" in result.statement
     assert result.detail["not_emerged"] == [2]
+
+
+# ---- too few pairs
+
+
+def showing(trial, behaviour):
+    return replace(trial, behaviour=behaviour, _scores={})
+
+
+@pytest.mark.parametrize("check", ["stable-across-seeds", "stable-across-draws", "beats-fluency"])
+def test_the_noise_of_few_pairs_is_not_a_failure(trials, check):
+    """One rollout per run shows the behaviour: 7 pairs, of which no range or sign says anything."""
+    rare = [showing(trial, np.arange(N) == 5) for trial in trials]
+    result = verdict(check, "luck", "rollout", rare)
+    assert result.verdict == "inconclusive", result.statement
+    assert "range" not in result.statement
+
+
+@pytest.mark.parametrize("check", ["stable-across-seeds", "stable-across-draws"])
+def test_a_range_of_seeds_with_enough_pairs_still_fails(trials, check):
+    """A thin seed does not hide that the others disagree."""
+    worse = replace(trials[1], score=lambda name: trials[1].score("luck"), _scores={})
+    rest = [trials[0], worse] if check == "stable-across-seeds" else trials[:2]
+    name = "oracle" if check == "stable-across-seeds" else "fickle"
+    result = verdict(check, name, "rollout", [*rest, showing(trials[2], np.arange(N) == 5)])
+    assert result.verdict == "fail", result.statement
+    assert "the range over" in result.statement
+
+
+@pytest.mark.parametrize("check", ["beats-gradient-norm", "beats-fluency", "stable-across-seeds"])
+def test_a_seed_without_pairs_is_named(trials, check):
+    """In every group of seed 2 either all or none show the behaviour."""
+    whole = np.random.default_rng(0).random(STEPS * GROUPS) < 0.5
+    result = verdict(check, "oracle", "rollout", [*trials[:2], showing(trials[2], whole.repeat(SIZE))])
+    assert result.verdict == "inconclusive", result.statement
+    assert "no pairs on seed 2" in result.statement or "seed 2: AUC" in result.statement
+    assert "wide" not in result.statement
+    assert "agree" not in result.statement
+
+
+def test_few_pairs_of_equal_fluency_are_said_to_be_few(trials):
+    apart = [replace(t, fluency=np.arange(N) * 1.0, _scores={}) for t in trials]
+    result = verdict("beats-fluency", "oracle", "rollout", apart)
+    assert "too few pairs of equal fluency to count (0 per seed)" in result.statement
