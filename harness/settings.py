@@ -65,12 +65,7 @@ def parse(
         estimators = registry.names() if estimator is None else registry.resolve(estimator)
     except EstimatorError as error:
         raise SettingsError(f"--estimator: {error}") from error
-    if results is not None and not Path(results).absolute().parent.is_dir():
-        raise SettingsError(f"--bt-results: the folder of {results} does not exist")
-    if results is not None and Path(results).is_dir():
-        raise SettingsError(f"--bt-results: {results} is a folder, a file is needed")
-    if results is not None:
-        _writable("--bt-results", Path(results).absolute().parent)
+    file = None if results is None else _results_file(results)
     return Settings(
         estimators=tuple(estimators),
         profile=PROFILES[_known("--bt-profile", profile.strip(), PROFILES)],
@@ -81,8 +76,8 @@ def parse(
         draws=_integer("--bt-draws", draws, least=1),
         cache=user_cache_path("behaviortrace")
         if cache is None
-        else _writable("--bt-cache-dir", Path(cache).expanduser()),
-        results=None if results is None else Path(results).absolute(),
+        else _writable("--bt-cache-dir", _path("--bt-cache-dir", cache)),
+        results=file,
     )
 
 
@@ -126,15 +121,39 @@ def _integer(option: str, text: str, least: int) -> int:
     return value
 
 
+def _results_file(text: str) -> Path:
+    file = _path("--bt-results", text)
+    try:
+        if file.is_dir():
+            raise SettingsError(f"--bt-results: {text} is a folder, a file is needed")
+        if not file.parent.is_dir():
+            raise SettingsError(f"--bt-results: the folder of {text} does not exist")
+    except OSError as error:  # such as a name that is too long
+        raise _unwritable("--bt-results", file, error) from error
+    _writable("--bt-results", file.parent)
+    return file
+
+
+def _path(option: str, text: str) -> Path:
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError as error:  # the user of ~user is not known
+        raise SettingsError(f"{option}: {text}: {error}") from error
+
+
 def _writable(option: str, folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise SettingsError(f"{option}: {folder} can't be written to: {reason}") from error
-    return folder.absolute()
+        raise _unwritable(option, folder, error) from error
+    return folder
+
+
+def _unwritable(option: str, path: Path, error: OSError) -> SettingsError:
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return SettingsError(f"{option}: {path} can't be written to: {reason}")
 
 
 def cells(settings: Settings, readouts: Sequence[str]) -> list[tuple[str, str, str]]:

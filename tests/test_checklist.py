@@ -166,6 +166,7 @@ def statistic(points, spread, n=1000.0):
         ([0.3, 0.3, 0.3], 0.02, 1000, "fail", "not above 0.5"),
         ([0.5, 0.51, 0.5], 0.02, 1000, "fail", "narrow: no effect"),
         ([0.5, 0.55, 0.5], 0.10, 1000, "inconclusive", "is wide"),
+        ([0.45, 0.45, 0.45], 0.10, 1000, "inconclusive", "is wide"),
         ([0.7, 0.7, 0.7], 0.02, 99, "inconclusive", "rests on 99 pairs"),
     ],
 )
@@ -332,3 +333,250 @@ def test_few_pairs_of_equal_fluency_are_said_to_be_few(trials):
     apart = [replace(t, fluency=np.arange(N) * 1.0, _scores={}) for t in trials]
     result = verdict("beats-fluency", "oracle", "rollout", apart)
     assert "too few pairs of equal fluency to count (0 per seed)" in result.statement
+
+
+# ---- each condition and limit decides alone
+
+
+def shifted(trial, *shifts):
+    """One draw per shift: noise, raised by it where the behaviour shows; the AUC is Φ(shift/√2)."""
+    noise = np.random.default_rng([trial.seed, 5]).normal(size=(len(shifts), N))
+    return rescored(trial, "shifted", noise + np.array(shifts)[:, None] * trial.behaviour)
+
+
+@pytest.mark.parametrize(("odd", "expected"), [(1.05, "pass"), (0.8, "fail")])
+def test_the_range_over_seeds_has_a_limit(trials, odd, expected):
+    """AUC 0.9 on two seeds, 0.12 or 0.18 less on the third."""
+    runs = [shifted(trial, shift) for trial, shift in zip(trials, (1.81, 1.81, odd), strict=True)]
+    result = verdict("stable-across-seeds", "shifted", "rollout", runs)
+    assert result.verdict == expected, result.statement
+    assert abs(result.detail["range"] - 0.15) < 0.05
+
+
+@pytest.mark.parametrize(("odd", "expected"), [(1.35, "pass"), (1.1, "fail")])
+def test_the_range_over_draws_has_a_limit(trials, odd, expected):
+    """AUC 0.9 on four draws, 0.07 or 0.12 less on the fifth."""
+    runs = [shifted(trial, 1.81, 1.81, 1.81, 1.81, odd) for trial in trials]
+    result = verdict("stable-across-draws", "shifted", "rollout", runs)
+    assert result.verdict == expected, result.statement
+    assert all(abs(spread - 0.10) < 0.05 for spread in result.detail["range_over_draws"])
+
+
+@pytest.mark.parametrize(("above", "expected"), [(5, "pass"), (4, "pass"), (3, "fail"), (2, "fail")])
+def test_four_of_five_draws_must_be_above_chance(trials, above, expected):
+    runs = [shifted(trial, *[0.19] * above, *[0.0] * (5 - above)) for trial in trials]
+    result = verdict("stable-across-draws", "shifted", "rollout", runs)
+    assert result.verdict == expected, result.statement
+    assert (result.low > 0.5) == (expected == "pass"), "low is that of the weakest draw that was needed"
+
+
+def test_a_draw_of_wide_interval_is_not_established(trials):
+    """20 rollouts show the behaviour: 140 pairs, and an interval 0.25 wide."""
+    same = np.random.default_rng(3).normal(size=N)
+    runs = [rescored(showing(t, np.arange(N) % 96 == 0), "luck", np.stack([same] * 5)) for t in trials]
+    result = verdict("stable-across-draws", "luck", "rollout", runs)
+    assert result.verdict == "inconclusive", result.statement
+
+
+@pytest.mark.parametrize("check", ["stable-across-seeds", "stable-across-draws"])
+def test_fluency_alone_is_not_stable(trials, check):
+    assert auc(trials, "echoes fluency").interval.low > 0.6
+    assert verdict(check, "echoes fluency", "rollout", trials).verdict == "fail"
+
+
+@pytest.mark.parametrize("bar", ["gradient-norm", "nonzero-gradient"])
+def test_either_gradient_control_can_fail_the_step_readout(trials, bar):
+    equal = [rescored(t, bar, t.scores(bar).rollout, t.scores("oracle").step) for t in trials]
+    result = verdict("beats-gradient-norm", "oracle", "step", equal)
+    assert result.verdict == "fail", result.statement
+    assert (result.value, result.bar) == (0, 0)
+
+
+def test_a_lift_of_wide_interval_is_not_established(trials):
+    assert verdict("beats-gradient-norm", "luck", "step", trials).verdict == "inconclusive"
+
+
+def test_a_signal_weaker_than_fluency_s_does_not_beat_it(trials):
+    """Raw and without fluency it is above chance: only the difference decides."""
+    result = verdict("beats-fluency", "shifted", "rollout", [shifted(trial, 0.3) for trial in trials])
+    assert result.verdict == "fail", result.statement
+    assert result.high < 0 == result.bar
+    assert min(result.detail[key][1] for key in ("auc", "auc_residualised")) > 0.5
+
+
+def test_nothing_in_the_raw_score_does_not_beat_a_misleading_fluency(trials):
+    """Behaviour is less fluent here, so even chance beats fluency; the residual is made by the suppressor."""
+    runs = []
+    for trial in trials:
+        rng = np.random.default_rng([trial.seed, 6])
+        fluency = -0.5 - rng.exponential(0.3, N) - 0.15 * trial.behaviour
+        score = fluency + 0.155 * trial.behaviour + 0.02 * rng.normal(size=N)
+        run = rescored(replace(trial, fluency=fluency), "fluency", fluency[None])
+        runs.append(rescored(run, "suppressor", score[None]))
+    result = verdict("beats-fluency", "suppressor", "rollout", runs)
+    assert result.verdict == "fail", result.statement
+    assert result.detail["auc_residualised"][1] > 0.5
+    assert "pairs of equal fluency agree" in result.statement
+    assert result.value == pytest.approx(result.detail["auc"][0])
+
+
+def test_fluency_itself_does_not_beat_a_noisy_estimate_of_it(trials):
+    """It has the higher AUC, and nothing is left of it without fluency."""
+    runs = []
+    for trial in trials:
+        noisy = trial.fluency + np.random.default_rng([trial.seed, 7]).normal(size=N)
+        run = rescored(trial, "fluency", noisy[None])
+        runs.append(rescored(run, "copy", trial.fluency[None]))
+    result = verdict("beats-fluency", "copy", "rollout", runs)
+    assert result.verdict == "fail", result.statement
+    assert result.detail["auc"][1] > auc(runs, "fluency").interval.high
+    assert result.value == 0.5
+
+
+def test_pairs_of_equal_fluency_must_agree(trials):
+    """A curved function of fluency survives the slope; at equal fluency the score is upside down."""
+    runs = []
+    for trial in trials:
+        rng = np.random.default_rng([trial.seed, 8])
+        level = rng.integers(0, 3, N)
+        behaviour = rng.random(N) < np.where(level == 1, 0.2, 0.8)
+        score = (level != 1) - 0.2 * behaviour + 0.05 * rng.normal(size=N)
+        run = rescored(showing(replace(trial, fluency=level * 1.0), behaviour), "curved", score[None])
+        runs.append(rescored(run, "fluency", level[None] * 1.0))
+    result = verdict("beats-fluency", "curved", "rollout", runs)
+    assert result.verdict == "fail", result.statement
+    assert min(result.detail[key][1] for key in ("auc", "auc_residualised")) > 0.5
+    assert "disagree" in result.statement
+
+
+@pytest.mark.parametrize(("rate", "passes"), [(0.04, False), (0.05, True), (0.95, True), (0.96, False)])
+def test_the_limits_of_the_probe_rate(trials, rate, passes):
+    runs = [replace(trial, analysis_rate=rate, _scores={}) for trial in trials]
+    assert verdict("headroom", "oracle", "step", runs).passed == passes
+
+
+@pytest.mark.parametrize(("missed", "passes"), [(0.12, True), (0.08, False)])
+def test_headroom_needs_a_tenth_of_precision(trials, missed, passes):
+    """Gradient-norm finds all of the ground truth but this share."""
+    runs = []
+    for trial in trials:
+        found = trial.findable.copy()
+        swapped = round(missed * found.sum())
+        found[np.flatnonzero(trial.findable)[:swapped]] = False
+        found[np.flatnonzero(~trial.findable)[:swapped]] = True
+        runs.append(rescored(trial, "gradient-norm", found[None] * 1.0, trial.scores("gradient-norm").step))
+    result = verdict("headroom", "oracle", "rollout", runs)
+    assert result.passed == passes
+    assert result.value == pytest.approx(missed, abs=0.01)
+
+
+@pytest.mark.parametrize("readout", ["step", "rollout"])
+@pytest.mark.parametrize("strong", ["gradient-norm", "fluency", "length", None])
+def test_room_is_what_the_written_out_precisions_leave(trials, readout, strong):
+    """Findable is a part of boosted; each surface control in turn, or chance, is the one to beat."""
+    rng = np.random.default_rng(9)
+    findable = trials[0].boosted & (rng.random(N) < 0.6)
+    hint = findable + 0.7 * rng.random(N)
+    trial = replace(trials[0], findable=findable, _scores={})
+    if strong in ("fluency", "length"):
+        trial = replace(trial, **{strong: hint if strong == "fluency" else (10 * hint).astype(int)})
+    if strong == "gradient-norm":
+        trial = rescored(trial, strong, hint[None], np.bincount(trial.step, hint)[None])
+
+    def written_out(row):
+        mean = row if readout == "rollout" else np.bincount(trial.step, row) / (GROUPS * SIZE)
+        return metrics.precision_at_truth(mean if readout == "rollout" else mean[trial.step], findable)
+
+    def rows(name):
+        scores = trial.scores(name)
+        return scores.rollout if readout == "rollout" else scores.step[:, trial.step]
+
+    ceiling = np.mean([metrics.precision_at_truth(row, findable).ceiling for row in rows("fickle")])
+    norm = metrics.precision_at_truth(rows("gradient-norm")[0], findable).precision
+    best = max(findable.mean(), norm, *(written_out(c).precision for c in (trial.fluency, trial.length)))
+    result = verdict("headroom", "fickle", readout, [trial])
+    assert result.value == pytest.approx(ceiling - best)
+
+
+def test_figures_of_all_three_labels_are_those_of_the_metrics(trials):
+    result = verdict("beats-gradient-norm", "fickle", "rollout", trials)
+    expected = {"auc_behaviour": [], "auc_cause": [], "auc_planted": []}
+    pairs = []
+    for trial in trials:
+        shown = trial.behaviour
+        for row in trial.scores("fickle").rollout:
+            own = metrics.within_group_auc(row, shown, trial.group)
+            pairs.append(own.pairs)
+            expected["auc_behaviour"].append(own.auc)
+            cause = metrics.within_group_auc(row[shown], trial.boosted[shown], trial.group[shown])
+            expected["auc_cause"].append(cause.auc)
+            expected["auc_planted"].append(metrics.within_group_auc(row, trial.boosted, trial.group).auc)
+    for label, values in expected.items():
+        assert result.detail[label][0] == pytest.approx(np.mean(values)), label
+    assert result.n == round(np.mean(pairs))
+
+
+# ---- resamples
+
+
+def drawn(trial, cluster, times):
+    """Rows of one resample written out, and the copy of the cluster that each belongs to."""
+    rows = [np.flatnonzero(cluster == c) for c, count in enumerate(times) for _ in range(int(count))]
+    return np.concatenate(rows), np.repeat(np.arange(len(rows)), [len(r) for r in rows])
+
+
+def test_resamples_are_those_of_the_rollouts_written_out(trials):
+    """Lift by steps; the label cause by groups, half of which show no behaviour at all."""
+    trial = showing(trials[0], trials[0].behaviour & (trials[0].group % 2 == 1))
+    lifts = lift([trial], "luck").resamples[0]
+    causes = auc([trial], "fickle", positive=lambda t: t.boosted, among=lambda t: t.behaviour).resamples[0]
+    for resample in (0, 1, 1999):
+        rows, _ = drawn(trial, trial.step, trial.step_weights[resample])
+        steps, truth = trial.step[rows], trial.boosted[rows]
+        values = [metrics.precision_at_truth(s[steps], truth).lift for s in trial.scores("luck").step]
+        assert lifts[resample] == pytest.approx(np.mean(values))
+        rows, copies = drawn(trial, trial.group, trial.group_weights[resample])
+        shown = trial.behaviour[rows]
+        rows, copies = rows[shown], copies[shown]
+        scores = trial.scores("fickle").rollout
+        values = [metrics.within_group_auc(s[rows], trial.boosted[rows], copies).auc for s in scores]
+        assert causes[resample] == pytest.approx(np.mean(values))
+
+
+def test_runs_are_resampled_independently(trials):
+    one, other = (trial.group_weights.ravel() for trial in trials[:2])
+    assert abs(np.corrcoef(one, other)[0, 1]) < 0.02
+
+
+def test_scores_are_computed_once(trials):
+    asked = []
+
+    def score(name):
+        asked.append(name)
+        return trials[0].score(name)
+
+    trial = replace(trials[0], score=score, _scores={})
+    for check, readout in CELLS:
+        verdict(check, "oracle", readout, [trial])
+    assert len(asked) == len(set(asked)) > 1
+
+
+@pytest.mark.parametrize(
+    ("shift", "by_intervals", "by_points", "stable"),
+    [(0.0, (0, 0.05), (0.06, 0.19), (0, 0.01)), (0.2, (0.97, 1), (0.97, 1), (0.65, 0.95))],
+)
+def test_false_alarms_and_power_of_the_rule(shift, by_intervals, by_points, stable):
+    """300 methods of AUC 0.500 or 0.556 on the same three runs: a rule of intervals passes luck in 2 % of
+    cases, a rule of points in one of eight; being above chance on every seed, about never."""
+    methods = [f"method {k}" for k in range(300)]
+
+    def extra(rng, behaviour, fluency):
+        return {m: Scores(rng.normal(size=(1, N)) + shift * behaviour, None) for m in methods}
+
+    runs = [simulate(seed, extra) for seed in range(3)]
+    statistics = [auc(runs, method) for method in methods]
+    rule = np.mean([beyond(s, 0.5, 0.15, "AUC", runs, pairs=True).verdict == "pass" for s in statistics])
+    points = np.mean([(s.seeds > 0.5).all() for s in statistics])
+    every = np.mean([verdict("stable-across-seeds", m, "rollout", runs).passed for m in methods])
+    for share, (least, most) in ((rule, by_intervals), (points, by_points), (every, stable)):
+        assert least <= share <= most, (rule, points, every)

@@ -1,7 +1,9 @@
 """Worker processes and the cache: made once, made whole, and a failure is one sentence."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -90,8 +92,9 @@ def test_a_dying_worker_gives_one_sentence(tmp_path, monkeypatch, slow):
         prepare.prepare(SMOKE, [("window", 0)], 1, tmp_path)
 
 
-def test_an_interruption_leaves_nothing_half_made(tmp_path):
+def test_an_interruption_leaves_nothing_half_made(root, tmp_path):
     """The worker is killed while it trains; what it has begun is not taken for a run."""
+    shutil.copytree(root / "base", tmp_path / "base")
     job = json.dumps({"scenario": "window", "seed": 0, "draws": 1})
     command = [sys.executable, "-W", "ignore", "-m", "behaviortrace.harness.prepare", "smoke", str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
@@ -104,6 +107,34 @@ def test_an_interruption_leaves_nothing_half_made(tmp_path):
     assert not cache.run_folder("window", 0).exists()
     cache.make("window", 0, draws=1)
     assert cache.complete("window", 0, draws=1)
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from behaviortrace.harness.prepare import PROFILES, prepare
+
+show = lambda progress: print(progress.stage, flush=True)
+prepare(PROFILES["smoke"], [("window", 0), ("window", 1), ("decoy", 1)], 2, Path(sys.argv[1]), show)
+"""
+
+
+def test_an_interrupted_session_takes_its_workers_with_it(root, tmp_path):
+    """Only the parent gets the signal, as from a CI that cancels; a terminal would signal all of them."""
+    copy = shutil.copytree(root, tmp_path / "cache")
+    command = [sys.executable, "-c", PARENT, str(copy)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as parent:
+        next(stage for stage in parent.stdout if stage == "training\n")
+        parent.send_signal(signal.SIGINT)
+        _, errors = parent.communicate(timeout=20)
+    assert "KeyboardInterrupt" in errors
+    with pytest.raises(ProcessLookupError):
+        os.killpg(parent.pid, 0)
+    cache = Cache(copy, SMOKE)
+    assert [path.name for path in (copy / "runs").glob("[!.]*")] == [cache.run_folder("window", 0).name]
+    assert cache.complete("window", 0, draws=2)
 
 
 def test_two_makers_of_one_run_train_it_once(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import math
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +54,20 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
         results.write(file, [{"statement": object()}], {}, {})
     assert results.read(file)["results"] == [RESULT]
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_disk_that_fails_leaves_no_draft(tmp_path, monkeypatch):
+    file = tmp_path / "results.json"
+    results.write(file, [RESULT.record()], {}, {})
+
+    def full(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="disk full"):
+        results.write(file, [], {}, {})
+    assert results.read(file)["results"] == [RESULT]
+    assert list(tmp_path.iterdir()) == [file]
 
 
 @pytest.mark.parametrize(
