@@ -13,14 +13,14 @@ so differences are paired. Seeds are fixed: no claim about new ones is made.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import metrics
-from .results import Result, Verdict
+from .results import Condition, Result, Verdict
 from .statistics import (
     Statistic,
     auc,
@@ -46,17 +46,24 @@ RATES = (0.05, 0.95)
 ROOM = 0.10
 """Precision at the findable ground truth that must be left between the surface controls and the ceiling."""
 CHANCE = 0.5
+WITHOUT_FLUENCY = "AUC without fluency"
 
 
 class Part(NamedTuple):
     """One condition of a check: its statistic against a bar, the verdict, and the words for it."""
 
+    statistic: str
     verdict: Verdict
     words: str
     interval: metrics.Interval
     bar: float
     seeds: Floats
+    """(seeds,), or one of a statistic that is about one seed."""
     n: float
+    at_most: bool = False
+    """The bar is the largest value that passes, not one to exceed."""
+    aside: bool = False
+    """Its margin can't be compared with the others': of equal verdicts, theirs is shown."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +121,7 @@ def judge(check: Check, case: Case) -> Result:
         words = f"no rollout of seed {', '.join(bare)} was paid and has an advantage: nothing can be found"
         return replace(result, verdict="inconclusive", statement=result.statement + words)
     finding = check.judge(case)
-    worst = min(finding.parts, key=_severity)
+    worst = min((part for part in finding.parts if part.verdict != "not-applicable"), key=_severity)
     verdict = worst.verdict
     words = "; ".join([part.words for part in finding.parts] + ([finding.remark] if finding.remark else []))
     silent = [trial for trial in case.trials if not trial.emerged]
@@ -122,18 +129,22 @@ def judge(check: Check, case: Case) -> Result:
         verdict = "inconclusive"
         rates = ", ".join(f"seed {t.seed} {t.initial_rate:.2f} to {t.final_rate:.2f}" for t in silent)
         words = f"not established, the behaviour did not emerge (probe rate of {rates}): {words}"
+    deciding = asdict(_condition(worst, case.trials)) | {"verdict": verdict}
     return replace(
         result,
-        verdict=verdict,
         statement=result.statement + words,
         label=finding.label,
-        value=_number(worst.interval.value),
-        low=_number(worst.interval.low),
-        high=_number(worst.interval.high),
-        bar=worst.bar,
-        n=round(worst.n),
-        per_seed={str(t.seed): float(v) for t, v in zip(case.trials, worst.seeds, strict=True)},
+        conditions=[_condition(part, case.trials) for part in finding.parts],
         detail=finding.detail | {"not_emerged": [trial.seed for trial in silent]},
+        **deciding,
+    )
+
+
+def _condition(part: Part, trials: Sequence[Trial]) -> Condition:
+    value, low, high = map(_number, part.interval)
+    per_seed = {str(trial.seed): _number(v) for trial, v in zip(trials, part.seeds, strict=True)}
+    return Condition(
+        part.statistic, part.verdict, value, low, high, part.bar, part.at_most, round(part.n), per_seed
     )
 
 
@@ -145,23 +156,32 @@ def _excuse(check: Check, case: Case) -> str | None:
     return check.excused(case)
 
 
-def _severity(part: Part) -> tuple[int, float]:
+def _severity(part: Part) -> tuple[int, bool, float]:
     order = ("fail", "inconclusive", "pass")
     margin = part.interval.value - part.bar
-    return order.index(part.verdict), margin if np.isfinite(margin) else -np.inf
+    return order.index(part.verdict), part.aside, margin if np.isfinite(margin) else -np.inf
 
 
 # ---- conditions
 
 
 def beyond(
-    statistic: Statistic, bar: float, narrow: float, what: str, trials: Sequence[Trial], pairs: bool
+    name: str,
+    statistic: Statistic,
+    bar: float,
+    narrow: float,
+    trials: Sequence[Trial],
+    pairs: bool,
+    what: str | None = None,
 ) -> Part:
-    """Whether a statistic lies above its bar, by the rule at the top of this module."""
+    """Whether a statistic lies above its bar, by the rule at the top of this module.
+
+    name: of the statistic. what: words for it in front of the number, if others than the name.
+    """
     value, low, high = interval = statistic.interval
     below = [trial.seed for trial, v in zip(trials, statistic.seeds, strict=True) if not v > bar]
     empty = [trial.seed for trial, v in zip(trials, statistic.seeds, strict=True) if np.isnan(v)]
-    text = f"{what} {_signed(value, bar)} [{_signed(low, bar)}, {_signed(high, bar)}]"
+    text = f"{what or name} {_signed(value, bar)} [{_signed(low, bar)}, {_signed(high, bar)}]"
     verdict: Verdict = "inconclusive"
     if pairs and not statistic.n >= MIN_PAIRS:
         words = f"{text} rests on {statistic.n:.0f} pairs per seed, fewer than {MIN_PAIRS}"
@@ -177,7 +197,7 @@ def beyond(
         verdict, words = "fail", f"{text} holds {bar:g} and is narrow: no effect"
     else:
         words = f"{text} holds {bar:g} and is wide"
-    return Part(verdict, words, interval, bar, statistic.seeds, statistic.n)
+    return Part(name, verdict, words, interval, bar, statistic.seeds, statistic.n)
 
 
 def _signed(value: float, bar: float) -> str:
@@ -206,12 +226,13 @@ def _beats_gradient_norm(case: Case) -> Finding:
         bars = {bar: lift(trials, bar) for bar in ("gradient-norm", "nonzero-gradient")}
         parts = [
             beyond(
+                f"lift minus {other}'s",
                 own.minus(bar),
                 0.0,
                 NARROW_LIFT,
-                f"lift {own.seeds.mean():.2f} minus {other}'s {bar.seeds.mean():.2f} is",
                 trials,
                 pairs=False,
+                what=f"lift {own.seeds.mean():.2f} minus {other}'s {bar.seeds.mean():.2f} =",
             )
             for other, bar in bars.items()
         ]
@@ -226,7 +247,9 @@ def _beats_gradient_norm(case: Case) -> Finding:
         remark = "it finds {} of the steps that pay, gradient-norm {}".format(*percent)
         return Finding(parts, "boosted", detail, remark)
     own, bar = auc(trials, name), auc(trials, "gradient-norm")
-    words = f"AUC {own.seeds.mean():.2f} minus gradient-norm's {bar.seeds.mean():.2f} is"
+    words = f"AUC {own.seeds.mean():.2f} minus gradient-norm's {bar.seeds.mean():.2f} ="
+    difference = own.minus(bar)
+    part = beyond("AUC minus gradient-norm's", difference, 0.0, NARROW_AUC, trials, pairs=True, what=words)
     labels = {
         "auc_behaviour": own,
         "auc_cause": auc(trials, name, positive=was_boosted, among=shows_behaviour),
@@ -234,52 +257,64 @@ def _beats_gradient_norm(case: Case) -> Finding:
     }
     detail = {key: _figure(statistic) for key, statistic in labels.items()}
     detail["auc_behaviour_per_seed"] = own.seeds.tolist()
-    return Finding([beyond(own.minus(bar), 0.0, NARROW_AUC, words, trials, pairs=True)], "behaviour", detail)
+    return Finding([part], "behaviour", detail)
 
 
 def _beats_fluency(case: Case) -> Finding:
     trials, name = case.trials, case.estimator
     own, bar, without = auc(trials, name), auc(trials, "fluency"), auc(trials, name, residual)
-    difference = f"AUC {own.seeds.mean():.2f} minus fluency's {bar.seeds.mean():.2f} is"
+    words = f"AUC {own.seeds.mean():.2f} minus fluency's {bar.seeds.mean():.2f} ="
     parts = [
-        beyond(own.minus(bar), 0.0, NARROW_AUC, difference, trials, pairs=True),
-        beyond(own, CHANCE, NARROW_AUC, "raw AUC", trials, pairs=True),
-        beyond(without, CHANCE, NARROW_AUC, "AUC without fluency", trials, pairs=True),
+        beyond("AUC minus fluency's", own.minus(bar), 0.0, NARROW_AUC, trials, pairs=True, what=words),
+        beyond("raw AUC", own, CHANCE, NARROW_AUC, trials, pairs=True),
+        beyond(WITHOUT_FLUENCY, without, CHANCE, NARROW_AUC, trials, pairs=True),
+        _matched(auc(trials, name, width=0.10), own),
     ]
-    matched = auc(trials, name, width=0.10)
-    detail = {"auc": _figure(own), "auc_residualised": _figure(without), "auc_matched": _figure(matched)}
-    remark = ""
+    return Finding(parts, "behaviour", {})
+
+
+def _matched(matched: Statistic, own: Statistic) -> Part:
+    """Whether pairs of equal fluency lean the way that all pairs do."""
+    value = float(matched.seeds.mean())
+    verdict: Verdict = "not-applicable"
     if matched.n < MIN_PAIRS:
-        remark = f"too few pairs of equal fluency to count ({matched.n:.0f} per seed)"
-    elif np.isfinite(matched.seeds).all():
-        value = float(matched.seeds.mean())
+        words = f"too few pairs of equal fluency to count ({matched.n:.0f} per seed)"
+    elif np.isnan(value):
+        words = "a seed has no pairs of equal fluency"
+    else:
         agrees = (value > CHANCE) == (own.seeds.mean() > CHANCE)
+        verdict = "pass" if agrees else "fail"
         words = f"pairs of equal fluency {'agree' if agrees else 'disagree'} (AUC {value:.2f})"
-        verdict: Verdict = "pass" if agrees else "fail"
-        parts.append(Part(verdict, words, matched.interval, CHANCE, matched.seeds, matched.n))
-    return Finding(parts, "behaviour", detail | {"matched_pairs": matched.n}, remark)
+    name = "AUC of pairs of equal fluency"
+    return Part(name, verdict, words, matched.interval, CHANCE, matched.seeds, matched.n)
 
 
 def _stable_across_seeds(case: Case) -> Finding:
     trials, name = case.trials, case.estimator
-    parts = []
-    for trial in trials:
-        one = auc([trial], name, residual)
-        part = beyond(one, CHANCE, NARROW_AUC, f"seed {trial.seed}: AUC without fluency", [trial], pairs=True)
-        parts.append(part)
+    each = [auc([trial], name, residual) for trial in trials]
+    parts = [
+        beyond(
+            f"{WITHOUT_FLUENCY}, seed {trial.seed}",
+            one,
+            CHANCE,
+            NARROW_AUC,
+            [trial],
+            pairs=True,
+            what=f"seed {trial.seed}: {WITHOUT_FLUENCY}",
+        )
+        for trial, one in zip(trials, each, strict=True)
+    ]
     values = np.array([part.interval.value for part in parts])
     parts = [part._replace(seeds=values) for part in parts]
-    detail: dict[str, Any] = {"auc_residualised_per_seed": values.tolist(), "range": None}
     # A range over estimates that rest on few pairs would be their noise.
-    firm = sorted((part for part in parts if part.n >= MIN_PAIRS), key=lambda part: part.interval.value)
+    firm = [one for one in each if one.n >= MIN_PAIRS]
     if len(firm) > 1:
-        detail["range"] = firm[-1].interval.value - firm[0].interval.value
-        parts.append(_spread(detail["range"], SEED_RANGE, "seeds", firm[0]))
-    return Finding(parts, "behaviour", detail)
+        parts.append(_spread("seeds", firm, SEED_RANGE, values))
+    return Finding(parts, "behaviour", {})
 
 
 def _stable_across_draws(case: Case) -> Finding:
-    parts, ranges = [], []
+    parts, spreads = [], []
     for trial in case.trials:
         count = len(score_rows(trial, case.estimator, "rollout"))
         draws = [auc([trial], case.estimator, residual, draw=draw) for draw in range(count)]
@@ -291,41 +326,56 @@ def _stable_across_draws(case: Case) -> Finding:
         if pairs < MIN_PAIRS or (verdict == "fail" and wide):
             verdict = "inconclusive"
         words = (
-            f"seed {trial.seed}: AUC without fluency is above 0.5 on {above} of {len(intervals)} draws, "
+            f"seed {trial.seed}: {WITHOUT_FLUENCY} is above 0.5 on {above} of {len(intervals)} draws, "
             f"{needed} needed ({pairs:.0f} pairs)"
         )
-        values = [i.value for i in intervals]
-        ranges.append(max(values) - min(values))
-        parts.append(Part(verdict, words, weakest, CHANCE, np.array([]), pairs))
+        name = f"{WITHOUT_FLUENCY} of the weakest draw needed, seed {trial.seed}"
+        parts.append(Part(name, verdict, words, weakest, CHANCE, np.array([]), pairs))
+        spreads.append(_spread("draws", draws, DRAW_RANGE, np.array([])))
     seeds = np.array([part.interval.value for part in parts])
     parts = [part._replace(seeds=seeds) for part in parts]
-    firm = [(spread, i) for i, spread in enumerate(ranges) if parts[i].n >= MIN_PAIRS]
+    firm = [spread for spread in spreads if spread.n >= MIN_PAIRS]
     if firm:
-        spread, widest = max(firm)
-        parts.append(_spread(spread, DRAW_RANGE, "draws", parts[widest]))
-    return Finding(parts, "behaviour", {"range_over_draws": ranges})
+        ranges = np.array([spread.interval.value for spread in spreads])
+        parts.append(max(firm, key=lambda spread: spread.interval.value)._replace(seeds=ranges))
+    return Finding(parts, "behaviour", {})
 
 
-def _spread(spread: float, limit: float, over: str, lowest: Part) -> Part:
-    """Whether a range is within its limit, reported beside the lowest estimate."""
+def _spread(over: str, statistics: Sequence[Statistic], limit: float, seeds: Floats) -> Part:
+    """Whether largest minus smallest of the statistics, each of one run, is within its limit.
+
+    Of resamples the range is larger than of the estimates, by their noise: the interval says how large it can
+    get in runs like these, and does not gate.
+    """
+    spread = float(np.ptp([statistic.seeds[0] for statistic in statistics]))
+    resampled = np.ptp([statistic.resamples[0] for statistic in statistics], axis=0)
     verdict: Verdict = "pass" if spread <= limit else "fail"
     words = f"the range over {over} is {spread:.2f}, {'within' if spread <= limit else 'beyond'} {limit:g}"
-    return lowest._replace(verdict=verdict, words=words)
+    n = min(statistic.n for statistic in statistics)
+    interval = metrics.interval(resampled, spread)
+    return Part(f"range over {over}", verdict, words, interval, limit, seeds, n, at_most=True, aside=True)
 
 
 def _headroom(case: Case) -> Finding:
     trials = case.trials
-    room, n = np.array([_room(trial, case) for trial in trials]), np.mean([t.findable.sum() for t in trials])
-    mean = float(room.mean())
-    rates = {trial.seed: trial.analysis_rate for trial in trials}
-    outside = [seed for seed, rate in rates.items() if not RATES[0] <= rate <= RATES[1]]
-    point = metrics.Interval(mean, float("nan"), float("nan"))
+    room = np.array([_room(trial, case) for trial in trials])
+    mean, n = float(room.mean()), float(np.mean([trial.findable.sum() for trial in trials]))
     words = f"{mean:.2f} of precision is left above chance and the surface controls, {ROOM:.2f} is needed"
-    parts = [Part("pass" if mean >= ROOM else "fail", words, point, ROOM, room, float(n))]
-    between = f"between {RATES[0]} and {RATES[1]} on {'every seed' if not outside else 'all seeds but '}"
-    words = f"the probe rate is {between}{', '.join(map(str, outside))}"
-    parts.append(Part("fail" if outside else "pass", words, point, ROOM, room, float(n)))
-    return Finding(parts, "findable", {"analysis_rates": list(rates.values())})
+    left = metrics.Interval(mean, float("nan"), float("nan"))
+    parts = [Part("room", "pass" if mean >= ROOM else "fail", words, left, ROOM, room, n)]
+    rates = np.array([trial.analysis_rate for trial in trials])
+    low, high = RATES
+    extreme = float(rates[np.argmax(np.abs(rates - (low + high) / 2))])
+    outside = [str(trial.seed) for trial in trials if not low <= trial.analysis_rate <= high]
+    words = f"the probe rate is between {low} and {high} on {'all seeds but ' if outside else 'every seed'}"
+    words += ", ".join(outside)
+    at_most = extreme > (low + high) / 2
+    rate = metrics.Interval(extreme, float("nan"), float("nan"))
+    bar = high if at_most else low
+    parts.append(
+        Part("probe rate", "fail" if outside else "pass", words, rate, bar, rates, n, at_most, aside=True)
+    )
+    return Finding(parts, "findable", {})
 
 
 def _room(trial: Trial, case: Case) -> float:

@@ -253,7 +253,8 @@ def train(
 ) -> None:
     """One GRPO run of (profile, scenario, seed) from the warm-started policy in `base`, written to `folder`.
 
-    The same arguments give the same rollouts and checkpoints on the same machine.
+    The same arguments give the same rollouts and checkpoints on the same machine, and with the environment
+    `cache.REPRODUCIBLE` on all of one architecture.
     """
     disable_progress_bars()
     model, tokenizer = policy.load(base, base / "policy.safetensors")

@@ -16,8 +16,12 @@ if TYPE_CHECKING:
     from .settings import Settings
 
 MARKER = "behaviortrace"
-PROPERTY = "behaviortrace"
-"""Under this name a test's user properties hold its result record: that survives pytest-xdist."""
+RECORD = pytest.StashKey[dict[str, Any]]()
+"""Of a test: the record of its result."""
+CHANGE = pytest.StashKey[str]()
+"""Of a test that got worse than the baseline: in what."""
+ATTRIBUTE = "behaviortrace_record"
+"""Of a test's report: the record again. Like user_properties it survives pytest-xdist."""
 
 OPTIONS = {
     "estimator": ("--estimator", "NAME[,NAME]", "estimators to judge (default: all)"),
@@ -31,6 +35,12 @@ OPTIONS = {
         "where runs and gradients are kept (default: user's cache folder)",
     ),
     "results": ("--bt-results", "FILE", "write the results to FILE, as JSON"),
+    "leaderboard": ("--bt-leaderboard", "FILE", "write the table with its intervals to FILE, as markdown"),
+    "baseline": (
+        "--bt-baseline",
+        "FILE",
+        "fail only what is worse than in FILE, results of an earlier session; its failures are expected",
+    ),
 }
 UNPREFIXED = "estimator"
 """The option whose name another project's conftest.py may want as well."""
@@ -111,15 +121,18 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A verdict is one sentence: no traceback through our own assertion."""
     report = yield
-    if report.failed and call.when == "call" and item.get_closest_marker(MARKER):
-        record = dict(item.user_properties).get(PROPERTY)
-        if isinstance(record, dict) and call.excinfo and call.excinfo.errisinstance(AssertionError):
-            report.longrepr = record["statement"]
+    record = item.stash.get(RECORD, None)
+    if record is not None:
+        setattr(report, ATTRIBUTE, record)
+        verdict = call.when == "call" and call.excinfo and call.excinfo.errisinstance(AssertionError)
+        if report.failed and verdict:
+            change = item.stash.get(CHANGE, None)
+            report.longrepr = record["statement"] + (f" ({change})" if change else "")
     return report
 
 
 class Verdicts:
-    """Collects the result records of the session, prints the table, writes the results file."""
+    """Collects the result records of the session, prints the table, writes the files."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -132,9 +145,8 @@ class Verdicts:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take the record off a test's report."""
-        for name, record in report.user_properties:
-            if name == PROPERTY and isinstance(record, dict):
-                self.records[report.nodeid] = record
+        if hasattr(report, ATTRIBUTE):
+            self.records[report.nodeid] = getattr(report, ATTRIBUTE)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_terminal_summary(self, terminalreporter: Any) -> Generator[None]:
@@ -142,25 +154,36 @@ class Verdicts:
         yield
         if self.silent:
             return
-        from . import report
+        from . import baseline, registry, report, results
 
+        settings, records = settings_of(self.config), list(self.records.values())
+        lines = [report.table(records, settings)]
+        if settings.baseline is not None:
+            judged, environment = [results.result(record) for record in records], results.environment()
+            lines.append("")
+            lines += baseline.summary(
+                settings.baseline, judged, environment, settings.config, registry.names()
+            )
         terminalreporter.section("behaviortrace")
         encoding = getattr(terminalreporter._tw._file, "encoding", None) or "ascii"
-        table = report.table(list(self.records.values()), settings_of(self.config))
-        terminalreporter.write_line(report.encodable(table, encoding))
+        terminalreporter.write_line(report.encodable("\n".join(lines), encoding))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_sessionfinish(self) -> Generator[None]:
-        """Write the results file; last, so that a full disk does not cost the table."""
+    def pytest_sessionfinish(self, exitstatus: int) -> Generator[None]:
+        """Write the files; last, so that a full disk does not cost the table."""
         yield
         if self.silent:
             return
         settings = settings_of(self.config)
-        if settings.results is not None:
-            from . import results
+        if settings.results is None and settings.leaderboard is None:
+            return
+        from . import leaderboard, results
 
-            records = list(self.records.values())
-            try:
-                results.write(settings.results, records, results.environment(), settings.config)
-            except OSError as error:
-                pytest.exit(f"behaviortrace: the results were not written: {error}", returncode=2)
+        records, environment = list(self.records.values()), results.environment()
+        try:
+            if settings.results is not None:
+                results.write(settings.results, records, environment, settings.config)
+            if settings.leaderboard is not None:
+                results.publish(settings.leaderboard, leaderboard.page(records, settings, environment))
+        except OSError as error:
+            pytest.exit(f"behaviortrace: the results were not written: {error}", returncode=2)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from .cache import Cache
+from .cache import REPRODUCIBLE, Cache
 from .profiles import PROFILES, Profile
 
 STAGES = {
@@ -117,7 +117,7 @@ def _hand_out(
 ) -> None:
     """Start a worker, note it in `workers`, and give it jobs until none is left."""
     command = [sys.executable, "-W", "ignore", "-m", __spec__.name, profile.name, str(root)]
-    settings = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    settings = REPRODUCIBLE | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     log = root / f"worker-{os.getpid()}.log"
     with (
         log.open("a", encoding="utf-8") as stderr,

@@ -100,6 +100,12 @@ def is_control(name: str) -> bool:
         return False
 
 
+def origin(name: str) -> str | None:
+    """The distributions and versions that a plugin's estimator is from; None for a built-in one."""
+    owners = sorted(_distribution(point) for point in entry_points(group=GROUP, name=name))
+    return " and ".join(owners) or None
+
+
 def _entry_point(name: str) -> EntryPoint:
     points = list(entry_points(group=GROUP, name=name))
     owners = sorted(_distribution(point) for point in points)

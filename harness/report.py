@@ -17,6 +17,8 @@ PLAIN = {"✓": "P", "✗": "F"}
 """What stands for a symbol where the terminal's encoding lacks it."""
 
 Record = Mapping[str, Any]
+Column = tuple[str, str]
+"""(check, readout)."""
 
 
 def table(records: Sequence[Record], settings: Settings) -> str:
@@ -25,10 +27,7 @@ def table(records: Sequence[Record], settings: Settings) -> str:
     records: `Result.record()` of each cell; any subset of the cells, in any order.
     """
     cells = {(r["estimator"], r["scenario"], r["check"], r["readout"]): r for r in records}
-    present = {(check, readout) for _, _, check, readout in cells}
-    columns = [
-        (c.id, readout) for c in CHECKS.values() for readout in c.readouts if (c.id, readout) in present
-    ]
+    columns = columns_of(records)
     blocks: tuple[list[Any], list[Any]] = ([], [])
     for estimator in settings.estimators:
         block = blocks[registry.is_control(estimator)]
@@ -44,7 +43,7 @@ def table(records: Sequence[Record], settings: Settings) -> str:
     ]
     body = tabulate(rows, headers, tablefmt="simple", disable_numparse=True)
     heading = f"{settings.title}, 95 % intervals from {RESAMPLES} resamples"
-    return "\n".join([heading, "", body, "", legend(), *_not_emerged(records)])
+    return "\n".join([heading, "", body, "", legend(), *not_emerged(records)])
 
 
 def legend() -> str:
@@ -64,16 +63,28 @@ def encodable(text: str, encoding: str) -> str:
     return text
 
 
-def _cell(record: Record | None) -> str:
-    if record is None:
-        return ""
-    symbol, value = SYMBOLS[record["verdict"]], record["value"]
+def columns_of(records: Sequence[Record]) -> list[Column]:
+    """What was judged, in the order of the checklist."""
+    present = {(record["check"], record["readout"]) for record in records}
+    return [(c.id, readout) for c in CHECKS.values() for readout in c.readouts if (c.id, readout) in present]
+
+
+def number(record: Record) -> str:
+    """The symbol and the number that decided: signed if its bar is 0, beside the bar if that is a limit."""
+    symbol, value, bar = SYMBOLS[record["verdict"]], record["value"], record["bar"]
     if value is None:
         return symbol
-    return f"{symbol} {value:+.2f}" if record["bar"] == 0 else f"{symbol} {value:.2f}"
+    if record["at_most"]:
+        return f"{symbol} {value:.2f}{'>' if value > bar else '<'}{bar:.2f}"
+    return f"{symbol} {value:+.2f}" if bar == 0 else f"{symbol} {value:.2f}"
 
 
-def _not_emerged(records: Sequence[Record]) -> list[str]:
+def _cell(record: Record | None) -> str:
+    return "" if record is None else number(record)
+
+
+def not_emerged(records: Sequence[Record]) -> list[str]:
+    """One sentence about the runs in which the behaviour did not emerge; none if there are none."""
     silent = {(r["scenario"], seed) for r in records for seed in r["detail"].get("not_emerged", ())}
     if not silent:
         return []

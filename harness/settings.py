@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,11 @@ from typing import Any
 from platformdirs import user_cache_path
 
 from . import registry
+from .baseline import Baseline
 from .estimator import EstimatorError
 from .plants import SCENARIOS
 from .profiles import PROFILES, Profile
+from .results import ResultsError
 
 
 class SettingsError(ValueError):
@@ -36,6 +38,8 @@ class Settings:
     draws: int
     cache: Path
     results: Path | None
+    leaderboard: Path | None
+    baseline: Baseline | None
 
     @property
     def title(self) -> str:
@@ -46,8 +50,14 @@ class Settings:
     @property
     def config(self) -> dict[str, Any]:
         """For the results file, as plain types; without folders, which are the machine's."""
-        chosen = asdict(self)
-        return {name: chosen[name] for name in ("estimators", "scenarios", "seeds", "draws", "profile")}
+        return {
+            "estimators": self.estimators,
+            "plugins": {name: origin for name in self.estimators if (origin := registry.origin(name))},
+            "scenarios": self.scenarios,
+            "seeds": self.seeds,
+            "draws": self.draws,
+            "profile": asdict(self.profile),
+        }
 
 
 def parse(
@@ -59,14 +69,19 @@ def parse(
     draws: str = "5",
     cache: str | None = None,
     results: str | None = None,
+    leaderboard: str | None = None,
+    baseline: str | None = None,
 ) -> Settings:
     """Settings from the options' text; None takes the default. Raises SettingsError."""
     try:
         estimators = registry.names() if estimator is None else registry.resolve(estimator)
     except EstimatorError as error:
         raise SettingsError(f"--estimator: {error}") from error
-    file = None if results is None else _results_file(results)
-    return Settings(
+    files = {"--bt-results": results, "--bt-leaderboard": leaderboard}
+    written = {option: _file(option, text) for option, text in files.items() if text is not None}
+    if len(set(written.values())) < len(written):
+        raise SettingsError(f"{' and '.join(written)} name the same file, {results}")
+    settings = Settings(
         estimators=tuple(estimators),
         profile=PROFILES[_known("--bt-profile", profile.strip(), PROFILES)],
         scenarios=tuple(
@@ -77,8 +92,17 @@ def parse(
         cache=user_cache_path("behaviortrace")
         if cache is None
         else _writable("--bt-cache-dir", _path("--bt-cache-dir", cache)),
-        results=file,
+        results=written.get("--bt-results"),
+        leaderboard=written.get("--bt-leaderboard"),
+        baseline=None,
     )
+    if baseline is None:
+        return settings
+    try:
+        known = Baseline.load(_path("--bt-baseline", baseline), settings.config)
+    except ResultsError as error:
+        raise SettingsError(f"--bt-baseline: {error}") from error
+    return replace(settings, baseline=known)
 
 
 def _split(option: str, text: str) -> list[str]:
@@ -121,16 +145,17 @@ def _integer(option: str, text: str, least: int) -> int:
     return value
 
 
-def _results_file(text: str) -> Path:
-    file = _path("--bt-results", text)
+def _file(option: str, text: str) -> Path:
+    """A file that can be written; it need not exist."""
+    file = _path(option, text)
     try:
         if file.is_dir():
-            raise SettingsError(f"--bt-results: {text} is a folder, a file is needed")
+            raise SettingsError(f"{option}: {text} is a folder, a file is needed")
         if not file.parent.is_dir():
-            raise SettingsError(f"--bt-results: the folder of {text} does not exist")
+            raise SettingsError(f"{option}: the folder of {text} does not exist")
     except OSError as error:  # such as a name that is too long
-        raise _unwritable("--bt-results", file, error) from error
-    _writable("--bt-results", file.parent)
+        raise _unwritable(option, file, error) from error
+    _writable(option, file.parent)
     return file
 
 

@@ -75,6 +75,11 @@ def verdict(check, name, readout, trials, **changes):
     return judge(CHECKS[check], replace(case, **changes))
 
 
+def condition(result, statistic):
+    (found,) = [item for item in result.conditions if item.statistic == statistic]
+    return found
+
+
 def rescored(trial, name, rollout, step=None):
     """The same run, where `name` has these scores."""
     scores = Scores(rollout, step)
@@ -90,6 +95,10 @@ def test_an_oracle_passes_every_check(trials, check, readout):
     assert result.passed, result.statement
     assert "oracle on decoy" in result.statement
     assert set(result.per_seed) == {"0", "1", "2"}
+    names = [item.statistic for item in result.conditions]
+    assert len(set(names)) == len(names)
+    deciding = condition(result, result.statistic)
+    assert (result.value, result.low, result.bar) == (deciding.value, deciding.low, deciding.bar)
 
 
 @pytest.mark.parametrize(("check", "readout"), [cell for cell in CELLS if cell[0] != "headroom"])
@@ -171,14 +180,14 @@ def statistic(points, spread, n=1000.0):
     ],
 )
 def test_the_verdict_rule(trials, points, spread, n, expected, words):
-    part = beyond(statistic(points, spread, n), 0.5, 0.15, "AUC", trials, pairs=True)
+    part = beyond("AUC", statistic(points, spread, n), 0.5, 0.15, trials, pairs=True)
     assert part.verdict == expected
     assert words in part.words
 
 
 def test_a_statistic_without_pairs_is_not_established(trials):
     empty = Statistic(np.full(3, np.nan), np.full((3, 10), np.nan), 0.0)
-    part = beyond(empty, 0.5, 0.15, "AUC", trials, pairs=True)
+    part = beyond("AUC", empty, 0.5, 0.15, trials, pairs=True)
     assert part.verdict == "inconclusive"
 
 
@@ -333,6 +342,7 @@ def test_few_pairs_of_equal_fluency_are_said_to_be_few(trials):
     apart = [replace(t, fluency=np.arange(N) * 1.0, _scores={}) for t in trials]
     result = verdict("beats-fluency", "oracle", "rollout", apart)
     assert "too few pairs of equal fluency to count (0 per seed)" in result.statement
+    assert condition(result, "AUC of pairs of equal fluency").verdict == "not-applicable"
 
 
 # ---- each condition and limit decides alone
@@ -350,7 +360,11 @@ def test_the_range_over_seeds_has_a_limit(trials, odd, expected):
     runs = [shifted(trial, shift) for trial, shift in zip(trials, (1.81, 1.81, odd), strict=True)]
     result = verdict("stable-across-seeds", "shifted", "rollout", runs)
     assert result.verdict == expected, result.statement
-    assert abs(result.detail["range"] - 0.15) < 0.05
+    spread = condition(result, "range over seeds")
+    assert spread.at_most
+    assert (spread.bar, spread.verdict) == (0.15, expected)
+    assert abs(spread.value - 0.15) < 0.05
+    assert spread.low < spread.value < spread.high
 
 
 @pytest.mark.parametrize(("odd", "expected"), [(1.35, "pass"), (1.1, "fail")])
@@ -359,7 +373,10 @@ def test_the_range_over_draws_has_a_limit(trials, odd, expected):
     runs = [shifted(trial, 1.81, 1.81, 1.81, 1.81, odd) for trial in trials]
     result = verdict("stable-across-draws", "shifted", "rollout", runs)
     assert result.verdict == expected, result.statement
-    assert all(abs(spread - 0.10) < 0.05 for spread in result.detail["range_over_draws"])
+    spread = condition(result, "range over draws")
+    assert (spread.bar, spread.verdict) == (0.10, expected)
+    assert all(abs(value - 0.10) < 0.05 for value in spread.per_seed.values())
+    assert spread.value == max(spread.per_seed.values())
 
 
 @pytest.mark.parametrize(("above", "expected"), [(5, "pass"), (4, "pass"), (3, "fail"), (2, "fail")])
@@ -401,7 +418,7 @@ def test_a_signal_weaker_than_fluency_s_does_not_beat_it(trials):
     result = verdict("beats-fluency", "shifted", "rollout", [shifted(trial, 0.3) for trial in trials])
     assert result.verdict == "fail", result.statement
     assert result.high < 0 == result.bar
-    assert min(result.detail[key][1] for key in ("auc", "auc_residualised")) > 0.5
+    assert min(condition(result, name).low for name in ("raw AUC", "AUC without fluency")) > 0.5
 
 
 def test_nothing_in_the_raw_score_does_not_beat_a_misleading_fluency(trials):
@@ -415,9 +432,9 @@ def test_nothing_in_the_raw_score_does_not_beat_a_misleading_fluency(trials):
         runs.append(rescored(run, "suppressor", score[None]))
     result = verdict("beats-fluency", "suppressor", "rollout", runs)
     assert result.verdict == "fail", result.statement
-    assert result.detail["auc_residualised"][1] > 0.5
+    assert condition(result, "AUC without fluency").low > 0.5
     assert "pairs of equal fluency agree" in result.statement
-    assert result.value == pytest.approx(result.detail["auc"][0])
+    assert result.value == pytest.approx(condition(result, "raw AUC").value)
 
 
 def test_fluency_itself_does_not_beat_a_noisy_estimate_of_it(trials):
@@ -429,7 +446,7 @@ def test_fluency_itself_does_not_beat_a_noisy_estimate_of_it(trials):
         runs.append(rescored(run, "copy", trial.fluency[None]))
     result = verdict("beats-fluency", "copy", "rollout", runs)
     assert result.verdict == "fail", result.statement
-    assert result.detail["auc"][1] > auc(runs, "fluency").interval.high
+    assert condition(result, "raw AUC").low > auc(runs, "fluency").interval.high
     assert result.value == 0.5
 
 
@@ -445,7 +462,7 @@ def test_pairs_of_equal_fluency_must_agree(trials):
         runs.append(rescored(run, "fluency", level[None] * 1.0))
     result = verdict("beats-fluency", "curved", "rollout", runs)
     assert result.verdict == "fail", result.statement
-    assert min(result.detail[key][1] for key in ("auc", "auc_residualised")) > 0.5
+    assert min(condition(result, name).low for name in ("raw AUC", "AUC without fluency")) > 0.5
     assert "disagree" in result.statement
 
 
@@ -575,7 +592,7 @@ def test_false_alarms_and_power_of_the_rule(shift, by_intervals, by_points, stab
 
     runs = [simulate(seed, extra) for seed in range(3)]
     statistics = [auc(runs, method) for method in methods]
-    rule = np.mean([beyond(s, 0.5, 0.15, "AUC", runs, pairs=True).verdict == "pass" for s in statistics])
+    rule = np.mean([beyond("AUC", s, 0.5, 0.15, runs, pairs=True).verdict == "pass" for s in statistics])
     points = np.mean([(s.seeds > 0.5).all() for s in statistics])
     every = np.mean([verdict("stable-across-seeds", m, "rollout", runs).passed for m in methods])
     for share, (least, most) in ((rule, by_intervals), (points, by_points), (every, stable)):

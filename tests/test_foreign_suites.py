@@ -43,8 +43,10 @@ def test_our_options_are_listed_in_a_group_of_their_own(tmp_path):
     group = output.split("\nbehaviortrace: ")[1].split("\n\n")[0]
     options = [line.split()[0].split("=")[0] for line in group.splitlines() if line.startswith("  --")]
     assert sorted(options) == [
+        "--bt-baseline",
         "--bt-cache-dir",
         "--bt-draws",
+        "--bt-leaderboard",
         "--bt-profile",
         "--bt-results",
         "--bt-scenario",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import time
 from dataclasses import asdict
 
 import pytest
+import torch
 
 from behaviortrace.harness import prepare, profiles, run
 from behaviortrace.harness.cache import Cache
@@ -20,11 +22,16 @@ SMOKE = profiles.PROFILES["smoke"]
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    """A cache with one run and two draws, made in this process."""
-    root = tmp_path_factory.mktemp("cache")
-    Cache(root, SMOKE).make("window", 0, draws=2)
-    return root
+def made(tmp_path_factory):
+    """A cache with one run and two draws, and the progress that was reported."""
+    root, seen = tmp_path_factory.mktemp("cache"), []
+    prepare.prepare(SMOKE, [("window", 0)], 2, root, seen.append)
+    return root, seen
+
+
+@pytest.fixture(scope="module")
+def root(made):
+    return made[0]
 
 
 def no_process(*_, **__):
@@ -39,16 +46,46 @@ def test_nothing_to_do_starts_no_process(root, monkeypatch):
         prepare.prepare(SMOKE, [("window", 0)], 3, root)
 
 
-def test_workers_make_what_this_process_makes(root, tmp_path):
-    seen = []
-    prepare.prepare(SMOKE, [("window", 0)], 2, tmp_path, seen.append)
-    here, there = (Cache(folder, SMOKE).run("window", 0) for folder in (root, tmp_path))
-    assert here.manifest == there.manifest
-    gradients = [Cache(folder, SMOKE).gradient_folder("window", 0) for folder in (root, tmp_path)]
-    files = [sorted(path.relative_to(g) for path in g.rglob("*.npy")) for g in gradients]
-    assert files[0] == files[1]
-    for name in files[0]:
-        assert (gradients[0] / name).read_bytes() == (gradients[1] / name).read_bytes(), name
+OTHER_PROCESSOR = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+    "ONEDNN_MAX_CPU_ISA": "SSE41",
+    "NPY_DISABLE_CPU_FEATURES": "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL",
+    "OMP_NUM_THREADS": "2",
+}
+"""Makes the libraries compute as if this processor lacked what it has."""
+
+
+@pytest.fixture
+def other_processor(monkeypatch):
+    for name, value in OTHER_PROCESSOR.items():
+        monkeypatch.setenv(name, value)
+
+
+def content(root):
+    """The run's manifest, which has the hashes of its files, and the bytes of its gradients."""
+    cache = Cache(root, SMOKE)
+    gradients = cache.gradient_folder("window", 0)
+    files = {str(path.relative_to(gradients)): path.read_bytes() for path in gradients.rglob("*.npy")}
+    return cache.run("window", 0).manifest, files
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="promised for x86-64")
+def test_another_processor_makes_the_same_run(root, tmp_path, other_processor):
+    prepare.prepare(SMOKE, [("window", 0)], 2, tmp_path)
+    assert content(tmp_path) == content(root)
+    assert len(content(root)[1]) > 8
+
+
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="has no other instructions")
+def test_without_the_common_arithmetic_it_would_not(root, tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare, "REPRODUCIBLE", {"OMP_NUM_THREADS": "1"})
+    prepare.prepare(SMOKE, [("window", 0)], 2, tmp_path)
+    assert content(tmp_path)[0] != content(root)[0]
+
+
+def test_progress_only_grows(made):
+    _, seen = made
     assert seen[0].stage == "warm start"
     assert {progress.stage for progress in seen} == set(prepare.STAGES)
     done = [progress.done for progress in seen]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from behaviortrace.harness import results
-from behaviortrace.harness.results import Result, ResultsError
+from behaviortrace.harness.results import SCHEMA, Condition, Result, ResultsError
 
 RESULT = Result(
     check="beats-fluency",
@@ -24,6 +24,7 @@ RESULT = Result(
     bar=0.5,
     n=120,
     per_seed={"0": 0.5, "1": 0.58},
+    conditions=[Condition("raw AUC", "fail", 0.54, 0.5, 0.6, 0.5, False, 120, {"0": 0.5, "1": None})],
     detail={"auc": [0.54, None, 0.6]},
     seconds=0.1,
 )
@@ -70,14 +71,21 @@ def test_a_disk_that_fails_leaves_no_draft(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [file]
 
 
+def whole(records):
+    return json.dumps({"schema": SCHEMA, "environment": {}, "config": {}, "results": records})
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
         ("not json", "is not a results file"),
         ("[]", "has no schema number"),
-        ('{"schema": 999}', "has schema 999, newer than 1: update behaviortrace"),
-        ('{"schema": 1}', "is not a results file of schema 1"),
-        ('{"schema": 1, "results": [{"check": "x"}]}', "is not a results file of schema 1"),
+        ('{"schema": 999}', f"has schema 999, newer than {SCHEMA}: update behaviortrace"),
+        ('{"schema": 1}', f"has schema 1, older than {SCHEMA}: make it anew"),
+        (f'{{"schema": {SCHEMA}}}', f"is not a results file of schema {SCHEMA}: 'environment'"),
+        (whole([{"check": "x"}]), f"is not a results file of schema {SCHEMA}"),
+        (whole([RESULT.record() | {"verdict": "fine"}]), "'fine' is not one of the verdicts pass, fail,"),
+        (whole([3]), f"is not a results file of schema {SCHEMA}"),
     ],
 )
 def test_another_file_is_refused_in_one_sentence(tmp_path, text, sentence):
